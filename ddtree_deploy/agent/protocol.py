@@ -1,0 +1,63 @@
+"""JSON lines between the controller and the agent on the host. Standard library only.
+
+The controller writes one request a line: ``{"id": 1, "op": "facts", "params": {...}}``. The agent answers with any
+number of ``{"id": 1, "progress": {...}}`` and then one ``{"id": 1, "result": {...}}`` or
+``{"id": 1, "error": {... DeployError.to_dict() ...}}``. A request of the op ``blob.put`` is followed by
+``params["size"]`` raw bytes. stdout carries the protocol alone; anything else the agent prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from typing import Any, BinaryIO, Callable, Dict, Optional
+
+PROTOCOL = 1
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a phase is; totals are None where unknown. Rendered by the controller as bars with rates."""
+
+    phase: str  # "clone", "download", "hash" ...
+    message: str = ""
+    done_bytes: int = 0
+    total_bytes: Optional[int] = None
+    done_files: int = 0
+    total_files: Optional[int] = None
+    finished: bool = False
+
+
+ProgressSink = Callable[[Progress], None]
+
+
+def silent(progress: Progress) -> None:
+    """A progress sink that drops everything."""
+
+
+class Writer:
+    """Writes responses of one request as JSON lines; progress is limited to ten lines a second and phase."""
+
+    def __init__(self, stream: BinaryIO, request_id: int) -> None:
+        self._stream = stream
+        self._id = request_id
+        self._last: Dict[str, float] = {}
+
+    def progress(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if not progress.finished and now - self._last.get(progress.phase, 0.0) < 0.1:
+            return
+        self._last[progress.phase] = now
+        self._send({"progress": asdict(progress)})
+
+    def result(self, result: Dict[str, Any]) -> None:
+        self._send({"result": result})
+
+    def error(self, error: Dict[str, Any]) -> None:
+        self._send({"error": error})
+
+    def _send(self, message: Dict[str, Any]) -> None:
+        line = json.dumps({"id": self._id, **message}, ensure_ascii=True)
+        self._stream.write(line.encode("ascii") + b"\n")
+        self._stream.flush()
