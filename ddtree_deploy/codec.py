@@ -68,9 +68,7 @@ def _convert_dataclass(kind: Any, value: Any, where: str) -> Any:
     unknown = sorted(set(value) - set(fields))
     if unknown:
         raise InputError("bad-document", f"unknown field {unknown[0]!r}", where=where)
-    arguments = {
-        name: _convert(hints[name], value[name], f"{where}.{name}") for name in fields if name in value
-    }
+    arguments = {name: _convert(hints[name], value[name], f"{where}.{name}") for name in fields if name in value}
     try:
         return kind(**arguments)
     except TypeError as error:

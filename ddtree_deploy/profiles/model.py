@@ -48,9 +48,7 @@ class Profile:
     extra_files: List[ExtraFile] = field(default_factory=list)
     environment: Dict[str, str] = field(default_factory=dict)  # {release} expands
     engine_arguments: List[str] = field(default_factory=list)
-    needs_index: Optional[str] = (
-        None  # packages must come from an index the user configures; says which and why
-    )
+    needs_index: Optional[str] = None  # packages must come from an index the user configures; says which and why
     gpu: bool = True
     digest: str = ""  # of everything above
 
