@@ -1,0 +1,61 @@
+"""What the planner is given. Plain data, agent-safe, so that step modules can import it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional
+
+from ddtree_deploy.facts.model import HostFacts
+from ddtree_deploy.patching.model import PatchSet
+from ddtree_deploy.profiles.model import Profile, Source
+
+
+@dataclass(frozen=True)
+class PlaybookStep:
+    """One entry of a playbook; ``options`` go to the step's ``plan``."""
+
+    step: str
+    options: Dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Playbook:
+    name: str
+    steps: List[PlaybookStep] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """The part of a host's merged inventory settings that provisioning reads."""
+
+    host: str
+    root: str
+    base: str
+    model: Optional[str] = None
+    draft: Optional[str] = None
+    gpus: Optional[List[int]] = None
+    budget: Optional[str] = None
+    environment: Dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WheelInfo:
+    """A wheel of a wheelhouse, read on the controller before planning."""
+
+    path: str
+    name: str  # normalized
+    version: str
+    sha256: str
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class PlanInputs:
+    facts: HostFacts
+    settings: PlanSettings
+    profile: Profile
+    patch_set: Optional[PatchSet]
+    playbook: Playbook
+    source: Source
+    wheels: List[WheelInfo] = field(default_factory=list)
+    donor: Optional[HostFacts] = None  # facts of the donor (its base venv is the donor venv), where source is a donor
