@@ -1,0 +1,184 @@
+"""Server arguments of DDTREE: what is derived, and what is refused at start."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Optional, Union
+
+from sglang.srt.speculative.ddtree_utils import MAX_DDTREE_BUDGET
+
+if TYPE_CHECKING:
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.server_args import ServerArgs
+
+DEFAULT_DDTREE_BUDGET = 31
+DDTREE_BUDGET_FLAG = "--speculative-ddtree-budget"
+# Attention backends whose TARGET_VERIFY can take a tree: torch_native through its
+# custom mask, the others through the DDTree attention backend.
+DDTREE_ATTENTION_BACKENDS = {
+    "cpu": ("torch_native",),
+    "cuda": ("triton", "flashinfer", "fa3"),
+}
+
+
+def parse_ddtree_budget(value: Union[str, int, None]) -> Union[int, str]:
+    """Parse `--speculative-ddtree-budget`.
+
+    Raises:
+        ValueError: naming the flag, unless the value is an integer in
+            1..MAX_DDTREE_BUDGET.
+    """
+    if value is None:
+        return DEFAULT_DDTREE_BUDGET
+    try:
+        budget = int(str(value))
+    except ValueError:
+        raise ValueError(
+            f"{DDTREE_BUDGET_FLAG} must be an integer, got {value!r}."
+        ) from None
+    if budget < 1:
+        raise ValueError(
+            f"{DDTREE_BUDGET_FLAG} must be at least 1, got {budget}. It counts the draft-tree "
+            "nodes verified per step, the root not included. For plain decoding leave out "
+            "--speculative-algorithm."
+        )
+    if budget > MAX_DDTREE_BUDGET:
+        raise ValueError(
+            f"{DDTREE_BUDGET_FLAG} must be at most {MAX_DDTREE_BUDGET}, got {budget}. The target "
+            "verifies budget + 1 tokens per request in every step."
+        )
+    return budget
+
+
+def max_ddtree_budget(server_args: ServerArgs) -> int:
+    """Nodes of the largest tree that can occur, the root not counted."""
+    return int(server_args.speculative_ddtree_budget)
+
+
+def check_ddtree_draft_tokens(server_args: ServerArgs) -> None:
+    """Run before DFLASH resolves its block size.
+
+    Raises:
+        ValueError: if the number of verified tokens is given twice.
+    """
+    if (
+        server_args.speculative_num_draft_tokens is not None
+        and server_args.speculative_dflash_block_size is None
+    ):
+        raise ValueError(
+            "DDTREE derives --speculative-num-draft-tokens from "
+            f"{DDTREE_BUDGET_FLAG}; leave it out. To change the draft block, set "
+            "--speculative-dflash-block-size."
+        )
+
+
+def resolve_ddtree_server_args(server_args: ServerArgs) -> None:
+    """Derive the tree's sizes and refuse what DDTREE does not support.
+
+    Runs after DFLASH resolved its block size into `speculative_num_draft_tokens`. Then
+    `speculative_dflash_block_size` holds the draft block, and
+    `speculative_num_draft_tokens` the KV slots a request needs in a step: one per tree
+    node (budget + 1), and never fewer than the draft block.
+
+    Raises:
+        ValueError: naming the argument and the remedy.
+    """
+    server_args.speculative_ddtree_budget = parse_ddtree_budget(
+        server_args.speculative_ddtree_budget
+    )
+    block_size = int(server_args.speculative_num_draft_tokens)
+    if block_size < 2:
+        raise ValueError(
+            "DDTREE needs a draft block of at least 2 tokens, got "
+            f"--speculative-dflash-block-size={block_size}."
+        )
+    server_args.speculative_dflash_block_size = block_size
+    server_args.speculative_num_draft_tokens = max(
+        max_ddtree_budget(server_args) + 1, block_size
+    )
+
+    device = server_args.device
+    supported = DDTREE_ATTENTION_BACKENDS.get(device)
+    if supported is None:
+        raise ValueError(
+            f"DDTREE does not support --device {device}; use one of "
+            f"{', '.join(DDTREE_ATTENTION_BACKENDS)}."
+        )
+    for backend in server_args.get_attention_backends():
+        if backend is not None and backend not in supported:
+            raise ValueError(
+                f"DDTREE cannot verify a draft tree with the attention backend {backend!r} "
+                f"on {device}; use --attention-backend {' or '.join(supported)}."
+            )
+
+    for refused, what, remedy in (
+        (
+            device == "cpu" and server_args.page_size not in (None, 1),
+            f"--page-size {server_args.page_size} on a CPU",
+            "use --page-size 1",
+        ),
+        (
+            server_args.speculative_dflash_draft_window_size is not None,
+            "--speculative-dflash-draft-window-size",
+            "leave it out",
+        ),
+        (
+            server_args.kv_cache_dtype not in ("auto", "bf16", "bfloat16"),
+            f"--kv-cache-dtype {server_args.kv_cache_dtype}",
+            "use --kv-cache-dtype auto",
+        ),
+        (
+            server_args.disaggregation_mode not in (None, "null"),
+            f"--disaggregation-mode {server_args.disaggregation_mode}",
+            "serve prefill and decode in one server",
+        ),
+        (server_args.enable_lora, "--enable-lora", "merge the adapter"),
+        (
+            server_args.enable_hierarchical_cache,
+            "--enable-hierarchical-cache",
+            "leave it out; the draft KV is not offloaded",
+        ),
+        (server_args.enable_two_batch_overlap, "--enable-two-batch-overlap", "leave it out"),
+        (server_args.enable_pdmux, "--enable-pdmux", "leave it out"),
+        (server_args.enable_torch_compile, "--enable-torch-compile", "leave it out"),
+        (
+            server_args.enable_deterministic_inference,
+            "--enable-deterministic-inference",
+            "leave it out",
+        ),
+    ):
+        if refused:
+            raise ValueError(f"DDTREE does not support {what} yet; {remedy}.")
+
+
+def check_ddtree_target(model_runner: ModelRunner) -> None:
+    """Refuse targets whose layers or KV pool cannot be verified with a tree.
+
+    Raises:
+        ValueError: naming the model and what is in the way.
+    """
+    server_args = model_runner.server_args
+    reason: Optional[str] = None
+    if model_runner.mambaish_config is not None:
+        reason = "it has linear-attention or mamba layers, whose state cannot branch"
+    elif model_runner.use_mla_backend:
+        reason = "it uses multi-head latent attention (MLA)"
+    elif model_runner.is_hybrid_swa or (model_runner.sliding_window_size or 0) > 0:
+        reason = "it uses sliding-window attention"
+    elif model_runner.model_config.is_encoder_decoder:
+        reason = "it is an encoder-decoder model"
+    elif model_runner.model_config.is_multimodal:
+        reason = "it is a multimodal model"
+    if reason is not None:
+        raise ValueError(
+            f"DDTREE does not support the target {server_args.model_path}: {reason}. "
+            "Use --speculative-algorithm DFLASH or no speculative decoding."
+        )
+
+    num_slots = server_args.speculative_num_draft_tokens
+    if num_slots + 1 > model_runner.max_total_num_tokens:
+        raise ValueError(
+            f"{DDTREE_BUDGET_FLAG} {server_args.speculative_ddtree_budget} needs {num_slots} KV "
+            f"slots per request and step, but the KV pool holds "
+            f"{model_runner.max_total_num_tokens} tokens. Lower the budget or raise "
+            "--max-total-tokens / --mem-fraction-static."
+        )
