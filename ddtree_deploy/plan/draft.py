@@ -1,7 +1,7 @@
 """What the planner has worked out before it asks the steps for their actions. Standard library only (agent-safe).
 
-Each module of ``steps/`` has ``plan(inputs: PlanInputs, draft: PlanDraft) -> List[Action]``. It is pure: all it may read
-is in its two arguments. The ids of the actions it returns are overwritten (``01-clone``, ``02-overlay`` ...) by the builder.
+Each module of ``steps/`` has ``plan(inputs: PlanInputs, draft: PlanDraft) -> List[Action]``. It is pure: all it may
+read is in its two arguments. The builder overwrites the ids of the actions it returns: ``01-clone``, ``02-overlay`` ...
 """
 
 from __future__ import annotations

@@ -1,0 +1,163 @@
+"""What stands in the way of a plan, told from the facts alone. Every problem says what, where, and what to do."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from ddtree_deploy.facts.model import HostFacts, Venv
+from ddtree_deploy.plan.inputs import PlanInputs, PlanSettings
+from ddtree_deploy.plan.model import Problem
+from ddtree_deploy.profiles.model import Profile
+
+MAX_BUDGET = 1023  # a verify batch of at most 1024 tokens: the root and its tree
+
+
+def error(id: str, message: str, hint: str | None = None) -> Problem:
+    return Problem("error", id, message, hint)
+
+
+def host_problems(inputs: PlanInputs) -> list[Problem]:
+    """All problems of the host and its settings; those of sources, packages and disk space have their own modules."""
+    facts, settings, profile = inputs.facts, inputs.settings, inputs.profile
+    return [
+        *_platform(facts, profile),
+        *_base(facts, settings, profile),
+        *_root(facts, settings),
+        *_gpus(facts, settings, profile),
+        *_budget(settings),
+        *_patch_set(inputs),
+    ]
+
+
+def usable_base(facts: HostFacts) -> Venv | None:
+    """The base venv when it can be planned with."""
+    base = facts.base
+    if base is None or not base.exists or base.problem or not base.python:
+        return None
+    return base
+
+
+def _platform(facts: HostFacts, profile: Profile) -> list[Problem]:
+    problems = []
+    if facts.system != "Linux":
+        problems.append(error("host-unsupported", f"{facts.hostname} runs {facts.system}; only Linux is supported"))
+    if profile.machine and facts.machine not in profile.machine:
+        wanted = ", ".join(profile.machine)
+        message = f"{facts.hostname} is a {facts.machine} machine; profile {profile.name} has packages for {wanted}"
+        problems.append(error("machine-unsupported", message, "Choose a profile for this machine, or another host."))
+    if profile.min_glibc and facts.system == "Linux":
+        if facts.glibc is None:
+            message = f"{facts.hostname} has no glibc (musl?); profile {profile.name} needs glibc {profile.min_glibc}"
+            problems.append(error("glibc-missing", message, "Use a distribution with glibc, such as Debian or Ubuntu."))
+        elif _older(facts.glibc, profile.min_glibc):
+            message = f"glibc is {facts.glibc}; profile {profile.name} needs {profile.min_glibc} or newer"
+            problems.append(error("glibc-too-old", message, "Upgrade the host's distribution, or use a container."))
+    return problems
+
+
+def _base(facts: HostFacts, settings: PlanSettings, profile: Profile) -> list[Problem]:
+    base = facts.base
+    if base is None or not base.exists:
+        hint = f"Make one (python3 -m venv {settings.base}), or set `base` of this host to the environment you have."
+        return [error("base-missing", f"there is no base venv at {settings.base}", hint)]
+    if base.problem or not base.python:
+        message = f"{base.path} is not a venv that can be cloned: {base.problem or 'its Python is unknown'}"
+        return [error("base-not-a-venv", message, "Set `base` to the folder that holds pyvenv.cfg and bin/python.")]
+    if not SpecifierSet(profile.requires_python).contains(base.python, prereleases=True):
+        message = f"the base venv {base.path} has Python {base.python}; profile {profile.name} needs Python "
+        hint = "Make a base venv with a Python of that range, or choose another profile."
+        return [error("base-python", message + profile.requires_python, hint)]
+    return []
+
+
+def _root(facts: HostFacts, settings: PlanSettings) -> list[Problem]:
+    root, base = PurePosixPath(facts.root or settings.root), PurePosixPath(settings.base)
+    problems = []
+    if base == root or root in base.parents:
+        message = f"the base venv {base} is inside the root {root}, where our releases are"
+        problems.append(error("base-inside-root", message, "A base venv is one that existed before; set `base` to it."))
+    elif base in root.parents:
+        message = f"the root {root} is inside the base venv {base}, which is never modified"
+        problems.append(error("root-inside-base", message, "Set `root` to a folder outside of it."))
+    if not facts.root_writable:
+        message = f"user {facts.user} cannot write {root}"
+        hint = f"Make it writable (install -d -o {facts.user} {root}), connect as another user, or set another `root`."
+        problems.append(error("root-not-writable", message, hint))
+    if facts.locked_by:
+        message = f"another run holds the lock of {root}: {facts.locked_by}"
+        problems.append(Problem("warning", "locked", message, "Wait for it to end before provisioning."))
+    for name in facts.partial:
+        message = f"{name} was left by an interrupted run; the next provision finishes or removes it"
+        problems.append(Problem("note", "partial-release", message))
+    return problems
+
+
+def _gpus(facts: HostFacts, settings: PlanSettings, profile: Profile) -> list[Problem]:
+    problems = []
+    known = sorted(gpu.index for gpu in facts.gpus)
+    missing = [index for index in settings.gpus or [] if index not in known]
+    if missing:
+        have = f"the host has GPU {', '.join(map(str, known))}" if known else "the host has no GPU"
+        message = f"GPU {', '.join(map(str, missing))} does not exist: {have}"
+        problems.append(error("gpu-not-found", message, "Correct `gpus` of this host in the inventory."))
+    if not profile.gpu:
+        return problems
+    if not facts.gpus:
+        why = f" ({facts.gpu_problem})" if facts.gpu_problem else ""
+        message = f"profile {profile.name} is for GPUs, and {facts.hostname} has none{why}"
+        if settings.gpus == []:  # said on purpose: an image built where no GPU is
+            problems.append(Problem("warning", "no-gpu", message, "`gpus: []` was set: planning goes on without."))
+        elif not missing:
+            hint = "Choose a CPU profile, repair the driver, or set `gpus: []` to prepare the release without a GPU."
+            problems.append(error("no-gpu", message, hint))
+    elif facts.driver_cuda is None:
+        message = "the CUDA version that the driver supports is unknown"
+        problems.append(Problem("warning", "driver-unknown", message, facts.gpu_problem))
+    if profile.min_driver_cuda and facts.driver_cuda and _older(facts.driver_cuda, profile.min_driver_cuda):
+        driver = f"driver {facts.driver}" if facts.driver else "the driver"
+        message = (
+            f"{driver} supports CUDA up to {facts.driver_cuda}; profile {profile.name} ({profile.abi_tag}) needs "
+            f"CUDA {profile.min_driver_cuda}"
+        )
+        hint = f"Install a driver for CUDA {profile.min_driver_cuda} or newer, or use a profile for an older CUDA."
+        problems.append(error("driver-too-old", message, hint))
+    return problems
+
+
+def _budget(settings: PlanSettings) -> list[Problem]:
+    if settings.budget is None or settings.budget == "auto":
+        return []
+    hint = f"`budget` counts the draft-tree nodes verified per step, the root not counted: 1 to {MAX_BUDGET}, or auto."
+    try:
+        budget = int(settings.budget)
+    except ValueError:
+        return [error("budget-invalid", f"budget {settings.budget!r} is not a number", hint)]
+    if not 1 <= budget <= MAX_BUDGET:
+        return [error("budget-out-of-range", f"budget {budget} is out of range", hint)]
+    return []
+
+
+def _patch_set(inputs: PlanInputs) -> list[Problem]:
+    profile, patch_set = inputs.profile, inputs.patch_set
+    if not any(step.step == "patch" for step in inputs.playbook.steps):
+        return []
+    engine = f"{profile.engine} {profile.engine_version}"
+    if patch_set is None:
+        message = f"there is no patch set for {engine} (profile {profile.name})"
+        hint = "Use a profile whose engine has one, or a playbook without the patch step."
+        return [error("no-patch-set", message, hint)]
+    if (patch_set.distribution, patch_set.version) != (profile.engine, profile.engine_version):
+        message = f"patch set {patch_set.name} is for {patch_set.distribution} {patch_set.version}, the profile for "
+        return [error("patch-set-version", message + engine, "A patch set fits one exact version of the engine.")]
+    return []
+
+
+def _older(found: str, wanted: str) -> bool:
+    """True when ``found`` is known to be lower than ``wanted``; unreadable versions are not called old."""
+    try:
+        return Version(found) < Version(wanted)
+    except InvalidVersion:
+        return False

@@ -1,0 +1,79 @@
+"""How much disk a release needs, and whether the host has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ddtree_deploy.facts.model import HostFacts
+from ddtree_deploy.plan.inputs import PlanInputs
+from ddtree_deploy.plan.model import PackageChange, Problem
+from ddtree_deploy.plan.problems import error
+from ddtree_deploy.plan.sizes import MIB, installed_bytes
+from ddtree_deploy.units import human_bytes
+
+_SLACK = 64 * MIB  # patched files, rewritten scripts, records, the journal
+_BYTES_A_LINKED_FILE = 512  # folders and directory entries of a clone that shares its data
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes needed under the root: for the clone, and for the packages the source delivers."""
+
+    clone: int
+    packages: int
+
+    @property
+    def total(self) -> int:
+        return self.clone + self.packages + _SLACK
+
+
+def same_device(facts: HostFacts) -> bool:
+    """Whether root and base are on one file system, so that a clone can share the base's data."""
+    if facts.root_disk is None or facts.base_disk is None:
+        return True
+    return facts.root_disk.device == facts.base_disk.device
+
+
+def needed(inputs: PlanInputs, changes: Iterable[PackageChange]) -> Need:
+    """Estimate the space. A clone on the base's file system shares its data; across file systems it copies it."""
+    base = inputs.facts.base
+    clone = 0
+    if base is not None:
+        clone = base.files * _BYTES_A_LINKED_FILE if same_device(inputs.facts) else base.bytes
+    names = {change.name for change in changes if change.change != "remove"}
+    packages = installed_bytes(names)
+    if inputs.source.kind == "wheelhouse":  # the wheels are sent to the host, and unpacked there
+        packages += sum(wheel.bytes for wheel in inputs.wheels if wheel.name in names)
+    if inputs.source.kind == "donor" and inputs.source.host is None and _donor_shares(inputs):
+        packages = 0
+    return Need(clone, packages)
+
+
+def _donor_shares(inputs: PlanInputs) -> bool:
+    donor = inputs.donor.base_disk if inputs.donor is not None else None
+    root = inputs.facts.root_disk
+    return donor is not None and root is not None and donor.device == root.device
+
+
+def space_problems(inputs: PlanInputs, need: Need) -> list[Problem]:
+    facts, disk = inputs.facts, inputs.facts.root_disk
+    if disk is None:
+        return []
+    problems = []
+    if not same_device(facts) and facts.base_disk is not None:
+        message = (
+            f"{facts.root} ({disk.filesystem}) and the base venv ({facts.base_disk.filesystem}) are on different file "
+            f"systems: no hard links, {human_bytes(need.clone)} are copied"
+        )
+        hint = "A `root` on the base venv's file system makes the clone a matter of seconds."
+        problems.append(Problem("note", "other-file-system", message, hint))
+    if disk.free_bytes < need.total:
+        message = (
+            f"no space on {disk.path} ({disk.filesystem}): about {human_bytes(need.total)} are needed "
+            f"({human_bytes(need.clone)} clone, {human_bytes(need.packages)} packages), {human_bytes(disk.free_bytes)} "
+            f"are free, {human_bytes(need.total - disk.free_bytes)} are missing"
+        )
+        hint = "Free it (ddtree-deploy prune HOST --keep 1 removes old releases), or set `root` to another disk."
+        problems.append(error("no-space", message, hint))
+    return problems

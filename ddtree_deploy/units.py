@@ -1,0 +1,18 @@
+"""Quantities as people read them. Standard library only (agent-safe)."""
+
+from __future__ import annotations
+
+
+def human_bytes(count: float) -> str:
+    """``1536`` -> ``1.5 KiB``."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 file``, ``2 files``, ``no files``."""
+    return f"{count if count else 'no'} {noun}" + ("" if count == 1 else "s")
