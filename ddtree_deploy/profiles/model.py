@@ -60,3 +60,4 @@ class Source:
     kind: str  # index | wheelhouse | donor
     location: Optional[str] = None
     host: Optional[str] = None  # donor on another host (inventory name), or None for a path on the target
+    extra: List[str] = field(default_factory=list)  # more indexes; an index may be a reference, env:NAME or file:PATH

@@ -1,0 +1,103 @@
+"""Engine arguments, a list as on the command line or a mapping; both become flags with values, so that layers merge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddtree_deploy.inventory.validation import found, wrong
+
+Flags = dict[str, "list[list[str]] | None"]
+"""``--flag`` -> its occurrences, each with its values; None takes the flag of a lower layer back."""
+
+# What has a key of its own: set here, it would contradict what is launched, checked and shown.
+RESERVED = {
+    "--api-key": "api_key",
+    "--admin-api-key": "environment, by reference",
+    "--host": "listen",
+    "--port": "ports",
+    "--model-path": "model",
+    "--model": "model",
+    "--speculative-draft-model-path": "draft",
+    "--speculative-draft-model": "draft",
+    "--speculative-ddtree-budget": "budget",
+}
+
+
+def parse(value: Any) -> Flags:
+    """Flags of ``engine_arguments`` as written. Raises pydantic's custom error for what is neither form."""
+    if isinstance(value, dict):
+        flags: Flags = {}
+        for key, item in value.items():
+            flag = "--" + str(key).removeprefix("--")
+            if flag in flags:
+                raise wrong(
+                    "bad-engine-argument", f"{flag} is set twice", "write it with or without dashes, once", at=(key,)
+                )
+            flags[flag] = _occurrences(flag, item)
+    elif isinstance(value, list):
+        flags = _from_list(value)
+    else:
+        raise wrong(
+            "wrong-type",
+            f"expected a list or a mapping of engine arguments, found {found(value)}",
+            "write {mem-fraction-static: 0.85} or ['--mem-fraction-static', '0.85']",
+        )
+    for flag in flags:
+        _check_flag(flag)
+    return flags
+
+
+def merge(lower: Flags, higher: Flags) -> Flags:
+    """A flag of ``higher`` replaces all of the same flag in ``lower``; order: lower's first."""
+    merged = {**lower, **higher}
+    return {flag: occurrences for flag, occurrences in merged.items() if occurrences is not None}
+
+
+def to_list(flags: Flags) -> list[str]:
+    """As given to the engine."""
+    return [part for flag, runs in flags.items() for values in runs or [] for part in (flag, *values)]
+
+
+def _check_flag(flag: str) -> None:
+    if flag in RESERVED:
+        raise wrong("reserved-engine-argument", f"{flag} is not set here", f"use the key {RESERVED[flag]}")
+    if len(flag) < 3 or any(character.isspace() for character in flag):
+        raise wrong("bad-engine-argument", f"{flag!r} is not a flag", "one flag an item, values as items of their own")
+
+
+def _occurrences(flag: str, value: Any) -> list[list[str]] | None:
+    if value is None or value is False:
+        return None
+    if value is True:
+        return [[]]
+    if isinstance(value, list):
+        return [[_text(flag, item) for item in value]]
+    return [[_text(flag, value)]]
+
+
+def _text(flag: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise wrong("wrong-type", f"{flag}: expected text or a number, found {found(value)}", "")
+    return value
+
+
+def _from_list(items: list[Any]) -> Flags:
+    flags: Flags = {}
+    current: list[str] | None = None
+    for item in items:
+        text = _text("engine_arguments", item)
+        if text.startswith("--"):
+            flag, equals, value = text.partition("=")
+            current = [value] if equals else []
+            occurrences = flags.setdefault(flag, [])
+            assert occurrences is not None  # only a mapping takes flags back
+            occurrences.append(current)
+        elif current is None:
+            raise wrong(
+                "bad-engine-argument",
+                f"expected a flag that begins with --, found {found(text)}",
+                "the engine takes no positional arguments",
+            )
+        else:
+            current.append(text)
+    return flags
