@@ -4,16 +4,21 @@ The controller writes one request a line: ``{"id": 1, "op": "facts", "params": {
 number of ``{"id": 1, "progress": {...}}`` and then one ``{"id": 1, "result": {...}}`` or
 ``{"id": 1, "error": {... DeployError.to_dict() ...}}``. A request of the op ``blob.put`` is followed by
 ``params["size"]`` raw bytes. stdout carries the protocol alone; anything else the agent prints goes to stderr.
+While an operation runs, ``{"id": 1, "heartbeat": true}`` comes every ``HEARTBEAT`` seconds, so that a controller that
+has heard nothing for ``SILENCE`` seconds knows that the host or the way to it is gone.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO, Callable, Dict, Optional
 
 PROTOCOL = 1
+HEARTBEAT = 10.0
+SILENCE = 90.0
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ class Writer:
         self._stream = stream
         self._id = request_id
         self._last: Dict[str, float] = {}
+        self._lock = threading.Lock()  # operations report progress from their worker threads, too
 
     def progress(self, progress: Progress) -> None:
         now = time.monotonic()
@@ -50,6 +56,9 @@ class Writer:
             return
         self._last[progress.phase] = now
         self._send({"progress": asdict(progress)})
+
+    def heartbeat(self) -> None:
+        self._send({"heartbeat": True})
 
     def result(self, result: Dict[str, Any]) -> None:
         self._send({"result": result})
@@ -59,5 +68,6 @@ class Writer:
 
     def _send(self, message: Dict[str, Any]) -> None:
         line = json.dumps({"id": self._id, **message}, ensure_ascii=True)
-        self._stream.write(line.encode("ascii") + b"\n")
-        self._stream.flush()
+        with self._lock:
+            self._stream.write(line.encode("ascii") + b"\n")
+            self._stream.flush()

@@ -1,0 +1,56 @@
+"""What the agent can do: op names and the functions behind them. Standard library only (agent-safe).
+
+A function takes ``(params: dict, progress: ProgressSink)`` and returns a dict of plain JSON values. Its module is
+imported when the op is first called, so that asking for facts does not pay for everything else. ``blob.put`` is
+not here: it reads the bytes that follow its request, see ``main``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import platform
+import sys
+from typing import Any, Callable, Dict
+
+from ddtree_deploy import __version__
+from ddtree_deploy.agent.protocol import PROTOCOL, ProgressSink
+from ddtree_deploy.errors import StepError
+
+Operation = Callable[[Dict[str, Any], ProgressSink], Dict[str, Any]]
+
+OPERATIONS: Dict[str, str] = {
+    "hello": "ddtree_deploy.agent.operations:hello",
+    "facts": "ddtree_deploy.facts.probe:collect",
+    "blob.missing": "ddtree_deploy.agent.blobs:op_missing",
+    "plan.apply": "ddtree_deploy.release.executor:apply_plan",
+    "releases.list": "ddtree_deploy.release.store:op_list",
+    "releases.rollback": "ddtree_deploy.release.store:op_rollback",
+    "releases.prune": "ddtree_deploy.release.store:op_prune",
+    "donor.inventory": "ddtree_deploy.release.donor:op_inventory",
+    "abi.audit": "ddtree_deploy.abi.audit:op_audit",
+    "verify.run": "ddtree_deploy.verify.checks:op_verify",
+    "survey.run": "ddtree_deploy.survey.scan:op_survey",
+    "service.launch": "ddtree_deploy.serve.operations:op_launch",
+    "service.status": "ddtree_deploy.serve.operations:op_status",
+    "service.logs": "ddtree_deploy.serve.operations:op_logs",
+    "service.stop": "ddtree_deploy.serve.operations:op_stop",
+}
+
+
+def hello(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
+    """Who answers: protocol number, our version, Python."""
+    return {
+        "protocol": PROTOCOL,
+        "version": __version__,
+        "python": platform.python_version(),
+        "executable": sys.executable,
+    }
+
+
+def find(op: str) -> Operation:
+    """The function behind ``op``; StepError ``agent-unknown-op`` if there is none."""
+    target = OPERATIONS.get(op)
+    if target is None:
+        raise StepError("agent-unknown-op", f"the agent has no operation {op!r}", details={"known": sorted(OPERATIONS)})
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
