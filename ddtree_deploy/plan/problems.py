@@ -12,7 +12,7 @@ from ddtree_deploy.plan.inputs import PlanInputs, PlanSettings
 from ddtree_deploy.plan.model import Problem
 from ddtree_deploy.profiles.model import Profile
 
-MAX_BUDGET = 1023  # a verify batch of at most 1024 tokens: the root and its tree
+MAX_BUDGET = 511  # the most that the patched engine accepts: it verifies budget + 1 tokens a request
 
 
 def error(id: str, message: str, hint: str | None = None) -> Problem:

@@ -1,0 +1,117 @@
+"""The entry point: runs a command and turns every way it can end into an exit code of ``errors.ExitCode``.
+
+Importing this module is cheap on purpose: ``--help`` and shell completion answer at once. Commands import what they need
+when they run.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+from ddtree_deploy.cli.arguments import Arguments, globals_first
+from ddtree_deploy.cli.output import Output
+from ddtree_deploy.errors import DeployError, ExitCode, InputError, StepError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv`` (default: the process's) and return its exit code."""
+    arguments = globals_first(sys.argv[1:] if argv is None else argv)
+    output = Output(arguments.json, arguments.verbose, arguments.color)
+    restore = _terminate_as_interrupt()
+    try:
+        return _run(arguments, output)
+    except KeyboardInterrupt:
+        return _interrupted(output)
+    except DeployError as error:
+        output.error(error)
+        if output.verbose and error.__cause__ is not None:
+            _traceback()
+        return int(error.exit_code)
+    except Exception as error:  # a bug of ours: say so in short, in full under -v
+        output.error(_unexpected(error))
+        if output.verbose:
+            _traceback()
+        return int(ExitCode.STEP_FAILED)
+    finally:
+        restore()
+
+
+def _run(arguments: Arguments, output: Output) -> int:
+    from ddtree_deploy.cli.app import command
+
+    try:
+        result = command().main(
+            arguments.words, prog_name="ddtree-deploy", standalone_mode=False, obj={"output": output}
+        )
+    except SystemExit as end:  # --help in some versions, completion
+        result = end.code
+    except Exception as error:
+        if type(error).__name__ == "Abort":
+            return _interrupted(output)
+        usage = _usage_error(error)
+        if usage is None:
+            raise
+        raise usage from None
+    code = result if isinstance(result, int) else 0
+    return _interrupted(output) if code == ExitCode.INTERRUPTED else int(code)
+
+
+def _usage_error(error: Exception) -> InputError | None:
+    """Typer's own errors (unknown option, missing argument ...) as ours, whatever module it keeps them in."""
+    if not hasattr(error, "format_message"):
+        return None
+    context: Any = getattr(error, "ctx", None)
+    name = context.command_path if context is not None else "ddtree-deploy"
+    message = error.format_message()
+    return InputError("usage", message or "a command is missing", hint=f"{name} --help")
+
+
+def _unexpected(error: Exception) -> StepError:
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    where = f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame is not None else None
+    hint = "This is a bug of ddtree-deploy. Run again with -v for the traceback, and report it."
+    return StepError("internal-error", f"{type(error).__name__}: {error}", where=where, hint=hint)
+
+
+def _interrupted(output: Output) -> int:
+    error = DeployError("interrupted", "interrupted; what is active on the hosts was not changed by this run's rest")
+    error.exit_code = ExitCode.INTERRUPTED
+    output.error(error)
+    return int(ExitCode.INTERRUPTED)
+
+
+def _traceback() -> None:
+    import traceback
+
+    traceback.print_exc(file=sys.stderr)
+
+
+def _terminate_as_interrupt() -> Any:
+    """SIGTERM and SIGHUP end a run as Ctrl-C does: sessions are closed and the exit code is 130."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        try:
+            if signal.getsignal(number) == signal.SIG_DFL:  # under nohup SIGHUP stays ignored
+                before[number] = signal.signal(number, interrupt)
+        except ValueError:  # not in the main thread
+            break
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    return restore
+
+
+if __name__ == "__main__":
+    sys.exit(main())

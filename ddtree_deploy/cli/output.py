@@ -1,0 +1,105 @@
+"""What the program prints: one JSON document or a human report on stdout, errors and progress on stderr."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+from ddtree_deploy.errors import DeployError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Render = Callable[["Console"], None]
+
+_PIPE_WIDTH = 160  # columns where nobody looks at a terminal: lines of logs and CI
+
+
+@dataclass
+class Output:
+    """``json``: the document goes to stdout and nothing else does. ``color``: False after --no-color or NO_COLOR."""
+
+    json: bool = False
+    verbose: bool = False
+    color: bool = True
+
+    def __post_init__(self) -> None:
+        if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+            self.color = False
+
+    def emit(self, document: dict[str, Any], render: Render) -> None:
+        """Print a command's result: ``document`` under --json, else what ``render`` draws."""
+        text = _dumps(document) if self.json else self.drawn(render, sys.stdout)
+        _write(sys.stdout, text)
+
+    def show(self, render: Render) -> None:
+        """Draw something beside the result: on stdout, or on stderr under --json."""
+        stream = sys.stderr if self.json else sys.stdout
+        _write(stream, self.drawn(render, stream))
+
+    def note(self, text: str) -> None:
+        """A line for people, on stderr."""
+        _write(sys.stderr, text + "\n")
+
+    def error(self, error: DeployError) -> None:
+        """An error in full: id, what, where, hint. Under --json also ``{"error": {...}}`` on stdout."""
+        _write(sys.stderr, self.drawn(lambda console: draw_error(console, error), sys.stderr))
+        if self.json:
+            _write(sys.stdout, _dumps({"error": error.to_dict(), "exit_code": int(error.exit_code)}))
+
+    def drawn(self, render: Render, stream: TextIO) -> str:
+        """The text that ``render`` draws, with the width and colours that ``stream`` can show."""
+        from rich.console import Console
+
+        terminal = stream.isatty()
+        width = shutil.get_terminal_size().columns if terminal or "COLUMNS" in os.environ else _PIPE_WIDTH
+        buffer = io.StringIO()
+        console = Console(
+            file=buffer,
+            force_terminal=terminal and self.color,
+            no_color=not self.color,
+            width=max(width, 40),
+            highlight=False,
+            soft_wrap=not terminal,
+        )
+        render(console)
+        return buffer.getvalue()
+
+
+def draw_error(console: Console, error: DeployError) -> None:
+    """``error: id`` / what is wrong / where / what to do, as pip's diagnostic errors read."""
+    from rich.text import Text
+
+    console.print(Text.assemble(("error", "bold red"), ": ", (error.id, "bold")))
+    rows = [("×", "red", error.message), ("╰─> at", "dim", error.where), ("hint:", "cyan", error.hint)]
+    for label, style, text in rows:
+        if text:
+            lines = text.splitlines() or [""]
+            console.print(Text.assemble((label, style), " ", lines[0]))
+            for line in lines[1:]:
+                console.print(Text("  " + line))
+
+
+def _dumps(document: dict[str, Any]) -> str:
+    return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """Write and flush. A reader that has gone away (``| head``) ends the output, not the work."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+    except UnicodeEncodeError:
+        encoding = stream.encoding or "ascii"
+        stream.write(text.encode(encoding, "replace").decode(encoding))
+        stream.flush()
