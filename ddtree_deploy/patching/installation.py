@@ -1,0 +1,90 @@
+"""Find the engine's distribution in a site-packages folder, from files only. Standard library only (agent-safe)."""
+
+from __future__ import annotations
+
+import email.parser
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import List, Optional
+
+from ddtree_deploy.errors import InputError
+
+
+@dataclass(frozen=True)
+class Installation:
+    """``editable`` is the project folder of an editable install, whose files are not in ``site_packages``."""
+
+    distribution: str
+    version: str
+    site_packages: Path
+    dist_info: Path
+    editable: Optional[str] = None
+
+    @property
+    def record(self) -> Path:
+        return self.dist_info / "RECORD"
+
+
+def find_installation(site_packages: Path, distribution: str) -> Installation:
+    """The one ``distribution`` installed there; InputError ``no-engine`` or ``engine-twice``."""
+    found = _installed(site_packages, distribution)
+    if not found:
+        raise InputError(
+            "no-engine",
+            f"{distribution} is not installed",
+            where=str(site_packages),
+            hint="give the venv or the site-packages folder that the engine was installed into from its wheel",
+        )
+    if len(found) > 1:
+        names = ", ".join(item.dist_info.name for item in found)
+        raise InputError(
+            "engine-twice",
+            f"{distribution} is recorded more than once: {names}",
+            where=str(site_packages),
+            hint="an interrupted upgrade leaves this; uninstall and install the engine again",
+        )
+    return found[0]
+
+
+def site_packages_of(path: Path) -> Path:
+    """``path`` itself where it holds distributions, else the site-packages of the venv at ``path``."""
+    if not path.is_dir():
+        raise InputError("no-folder", "no such folder", where=str(path), hint="give a venv or a site-packages folder")
+    if any(path.glob("*.dist-info")):
+        return path
+    found = sorted(path.glob("lib/python3*/site-packages"))
+    if len(found) == 1:
+        return found[0]
+    what = "no site-packages folder" if not found else "more than one site-packages folder"
+    raise InputError("no-venv", f"{what} below", where=str(path), hint="give a venv or a site-packages folder")
+
+
+def normalize(name: str) -> str:
+    """PEP 503."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _installed(site_packages: Path, distribution: str) -> List[Installation]:
+    found = []
+    for folder in sorted(site_packages.glob("*.dist-info")):
+        if normalize(folder.name.split("-", 1)[0]) != normalize(distribution):
+            continue
+        metadata = folder / "METADATA"
+        if not metadata.is_file():
+            continue
+        fields = email.parser.Parser().parsestr(metadata.read_text("utf-8", "replace"), headersonly=True)
+        version = fields.get("Version", "")
+        found.append(Installation(distribution, version, site_packages, folder, _editable(folder)))
+    return found
+
+
+def _editable(dist_info: Path) -> Optional[str]:
+    try:
+        origin = json.loads((dist_info / "direct_url.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    if isinstance(origin, dict) and isinstance(origin.get("dir_info"), dict) and origin["dir_info"].get("editable"):
+        return str(origin.get("url", "")).replace("file://", "", 1)
+    return None

@@ -1,0 +1,145 @@
+"""Replace several files so that either all are replaced or none is. Standard library only (agent-safe).
+
+A file is never opened for writing: its new content is written beside it, synced and renamed over it, so that other
+hard links of the old file (the base venv, a package cache) keep the old content.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import Dict, List, Optional
+
+NEW_SUFFIX = ".ddtree-new"
+OLD_SUFFIX = ".ddtree-old"
+_DEFAULT_MODE = 0o644
+
+
+def replace_files(changes: Dict[Path, Optional[bytes]]) -> None:
+    """Give every path its new content; None deletes it. Raises OSError with everything as it was before.
+
+    A new file gets mode 0644, a replaced one keeps its mode. Missing parent folders are made; folders that are empty
+    after a deletion are removed. Leftovers of an earlier, killed run are cleared first.
+    """
+    for path in changes:
+        _clear_leftovers(path)
+    made: List[Path] = []
+    kept: Dict[Path, bool] = {}
+    try:
+        for path, content in changes.items():
+            if content is not None:
+                made.extend(_make_parents(path.parent))
+                _write_new(path, content)
+        for path, content in changes.items():
+            kept[path] = _keep_old(path)
+            if content is None:
+                path.unlink()
+            else:
+                _beside(path, NEW_SUFFIX).replace(path)
+        for folder in sorted({path.parent for path in changes}):
+            _sync_folder(folder)
+    except BaseException:
+        _restore(list(changes), kept, made)
+        raise
+    for path in changes:
+        _clear_leftovers(path)
+    for path, content in changes.items():
+        if content is None:
+            _remove_empty(path.parent)
+
+
+def drop_bytecode(source: Path) -> None:
+    """Remove the compiled files of module ``source`` from its ``__pycache__``."""
+    if source.suffix != ".py":
+        return
+    for compiled in source.parent.joinpath("__pycache__").glob(f"{glob.escape(source.stem)}.*.pyc"):
+        compiled.unlink()
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(f".{path.name}{suffix}")
+
+
+def _clear_leftovers(path: Path) -> None:
+    for suffix in (NEW_SUFFIX, OLD_SUFFIX):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            _beside(path, suffix).unlink()
+
+
+def _make_parents(folder: Path) -> List[Path]:
+    missing = []
+    while not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    for part in reversed(missing):
+        part.mkdir()
+    return list(reversed(missing))
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    new = _beside(path, NEW_SUFFIX)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        new.chmod(_DEFAULT_MODE)
+        return
+    with contextlib.suppress(PermissionError):  # not root: the file becomes ours
+        os.chown(new, status.st_uid, status.st_gid)
+    new.chmod(stat.S_IMODE(status.st_mode))
+
+
+def _keep_old(path: Path) -> bool:
+    """Give the old file a second name to go back to: the same inode where the file system can, else a copy.
+
+    False where there is no old file.
+    """
+    old = _beside(path, OLD_SUFFIX)
+    try:
+        os.link(path, old, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        shutil.copy2(path, old, follow_symlinks=False)
+    return True
+
+
+def _restore(paths: List[Path], kept: Dict[Path, bool], made: List[Path]) -> None:
+    for path in reversed(list(kept)):
+        if kept[path]:
+            _beside(path, OLD_SUFFIX).replace(path)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+    for path in paths:
+        _clear_leftovers(path)
+    for folder in reversed(made):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            cache = folder / "__pycache__"
+            if cache.is_dir() and not any(cache.iterdir()):
+                cache.rmdir()
+            folder.rmdir()  # fails, and so ends the walk, at the first folder that holds something
+            folder = folder.parent
+
+
+def _sync_folder(folder: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

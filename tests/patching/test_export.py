@@ -1,0 +1,135 @@
+import zipfile
+
+import pytest
+from patching_tree import EDITS, NEW, RELEASED, install, snapshot
+
+from ddtree_deploy.errors import InputError
+from ddtree_deploy.patching import engine
+from ddtree_deploy.patching.commands import apply_path, check_path, export_path, reverse_path
+from ddtree_deploy.patching.export import export
+from ddtree_deploy.patching.series import load_patch_set
+
+
+def package_files(site):
+    return {k: v[0] for k, v in snapshot(site / "sglang").items()}
+
+
+def test_round_trip(wheel, edited, site, tmp_path):
+    out = tmp_path / "sglang-0.5.11"
+    exported = export(wheel, edited, out)
+    assert load_patch_set(str(out)) == exported
+    engine.apply(exported, site)
+    assert package_files(site) == package_files(edited)
+
+
+def test_the_same_bytes_every_time(wheel, edited, tmp_path):
+    first, second = tmp_path / "1/set", tmp_path / "2/set"
+    for out in (first, second, second):
+        export(wheel, edited, out)
+    assert snapshot(first) == snapshot(second)
+
+
+def test_known_names_order_and_introductions_stay(wheel, edited, patch_folder):
+    patch = patch_folder / "0001-crlf.patch"
+    patch.write_bytes(b"Why.\n\n" + patch.read_bytes())
+    (edited / "sglang/__init__.py").write_text("edited = True\n")
+    (edited / "sglang/no_newline.py").write_bytes(RELEASED["sglang/no_newline.py"])
+    again = export(wheel, edited, patch_folder)
+    assert [p.name for p in again.patches] == [
+        "0001-crlf.patch",
+        "0003-speculative-spec_info.patch",
+        "0004-__init__.patch",
+    ]
+    assert patch.read_bytes().startswith(b"Why.\n\n--- a/")
+    assert not (patch_folder / "0002-no_newline.patch").exists()
+    assert load_patch_set(str(patch_folder)) == again
+
+
+def test_byte_code_and_leftovers_do_not_count(wheel, edited, tmp_path):
+    for name in ("__pycache__/x.cpython-311.pyc", ".hidden/x.py", "x.so", "spec_info.py.orig", "spec_info.py~"):
+        path = edited / "sglang/srt" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"\xff\x00")
+    (edited / "other_package.py").write_text("")
+    exported = export(wheel, edited, tmp_path / "out")
+    assert [n.path for n in exported.new_files] == list(NEW)
+    assert [p.path for p in exported.patches] == sorted(EDITS)
+
+
+def test_refusals(wheel, edited, site, tmp_path):
+    (edited / "sglang/srt/untouched.py").unlink()
+    binary = install(tmp_path / "binary", {**RELEASED, "sglang/data.bin": b"\xff"})
+    other = install(tmp_path / "other", RELEASED, version="0.5.12")
+    (tmp_path / "empty").mkdir()
+    broken = tmp_path / "sglang-0.5.11-cp311-cp311-linux_x86_64.whl"
+    broken.write_bytes(b"not a zip")
+    cases = {
+        "export-deleted": (wheel, edited),
+        "export-binary": (wheel, binary),
+        "export-version": (wheel, other),
+        "export-nothing": (wheel, site),
+        "export-no-package": (wheel, tmp_path / "empty"),
+        "bad-wheel": (broken, edited),
+    }
+    for id, (archive, tree) in cases.items():
+        with pytest.raises(InputError) as refused:
+            export(archive, tree, tmp_path / "out")
+        assert refused.value.id == id
+    for name in ("missing-1.0-py3-none-any.whl", "not-a-wheel.zip"):
+        with pytest.raises(InputError) as refused:
+            export(tmp_path / name, edited, tmp_path / "out")
+        assert refused.value.id == "bad-wheel"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_corrupt_member_of_the_wheel(edited, tmp_path):
+    path = tmp_path / "sglang-0.5.11-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("sglang/__init__.py", b"marker" * 10)
+    path.write_bytes(path.read_bytes().replace(b"markermarker", b"markerMARKER", 1))
+    with pytest.raises(InputError) as refused:
+        export(path, edited, tmp_path / "out")
+    assert refused.value.id == "bad-wheel"
+
+
+def test_commands_take_a_venv_or_site_packages(patch_folder, wheel, tmp_path):
+    venv = tmp_path / "venv"
+    site = install(venv / "lib/python3.11/site-packages", RELEASED)
+    before = snapshot(site)
+    name = str(patch_folder)
+    assert check_path(venv, name).summary == "pristine"
+    report = apply_path(venv, name)
+    assert report.summary == "applied" and report.outcome and len(report.outcome.changed) == 4
+    assert check_path(site, name).exit_code == 0
+    assert export_path(venv, wheel, tmp_path / "again/sglang-0.5.11").digest == load_patch_set(name).digest
+    (site / NEW_FILE).unlink()
+    assert check_path(site, name).summary == "partly applied"
+    reverse_path(venv, name)
+    assert snapshot(site) == before
+    (site / "sglang/crlf.py").write_text("edited\n")
+    report = check_path(venv, name, wheel)
+    assert report.exit_code == 1 and report.summary == "refused"
+    assert any(state.edits for state in report.files)
+
+
+NEW_FILE = next(iter(NEW))
+
+
+def test_commands_name_what_exists(tmp_path):
+    site = install(tmp_path / "site", RELEASED, version="0.4.0")
+    with pytest.raises(InputError) as refused:
+        check_path(site)
+    assert refused.value.id == "engine-version" and "sglang-0.5.11" in refused.value.message
+    for path in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(InputError) as refused:
+            check_path(path)
+        assert refused.value.exit_code == 3
+
+
+def test_the_wheel_must_be_the_engines(patch_folder, site, tmp_path):
+    other = tmp_path / "sglang-0.5.12-py3-none-any.whl"
+    with zipfile.ZipFile(other, "w") as archive:
+        archive.writestr("sglang/__init__.py", b"")
+    with pytest.raises(InputError) as refused:
+        check_path(site, str(patch_folder), other)
+    assert refused.value.id == "wheel-version"
