@@ -50,6 +50,16 @@ class WheelInfo:
 
 
 @dataclass(frozen=True)
+class Tool:
+    """A program on the controller that can be sent to hosts of the same ``machine``: uv."""
+
+    path: str
+    sha256: str
+    bytes: int
+    machine: str  # x86_64
+
+
+@dataclass(frozen=True)
 class PlanInputs:
     facts: HostFacts
     settings: PlanSettings
@@ -59,3 +69,4 @@ class PlanInputs:
     source: Source
     wheels: List[WheelInfo] = field(default_factory=list)
     donor: Optional[HostFacts] = None  # facts of the donor (its base venv is the donor venv), where source is a donor
+    uv: Optional[Tool] = None  # the controller's uv, a blob for hosts that have none
