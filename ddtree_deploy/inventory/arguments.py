@@ -5,22 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ddtree_deploy.inventory.validation import found, wrong
+from ddtree_deploy.serve.command import OWNED_OPTIONS, SECRET_OPTIONS
 
 Flags = dict[str, "list[list[str]] | None"]
 """``--flag`` -> its occurrences, each with its values; None takes the flag of a lower layer back."""
-
-# What has a key of its own: set here, it would contradict what is launched, checked and shown.
-RESERVED = {
-    "--api-key": "api_key",
-    "--admin-api-key": "environment, by reference",
-    "--host": "listen",
-    "--port": "ports",
-    "--model-path": "model",
-    "--model": "model",
-    "--speculative-draft-model-path": "draft",
-    "--speculative-draft-model": "draft",
-    "--speculative-ddtree-budget": "budget",
-}
 
 
 def parse(value: Any) -> Flags:
@@ -59,8 +47,10 @@ def to_list(flags: Flags) -> list[str]:
 
 
 def _check_flag(flag: str) -> None:
-    if flag in RESERVED:
-        raise wrong("reserved-engine-argument", f"{flag} is not set here", f"use the key {RESERVED[flag]}")
+    if flag in SECRET_OPTIONS:
+        raise wrong("secret-in-plain-text", f"{flag} is not given on a command line", "use api_key: env:NAME")
+    if flag in OWNED_OPTIONS:
+        raise wrong("reserved-engine-argument", f"{flag} is chosen at launch", f"use {OWNED_OPTIONS[flag]} instead")
     if len(flag) < 3 or any(character.isspace() for character in flag):
         raise wrong("bad-engine-argument", f"{flag!r} is not a flag", "one flag an item, values as items of their own")
 

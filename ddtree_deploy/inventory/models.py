@@ -14,7 +14,7 @@ from ddtree_deploy.inventory.secrets import is_reference, reference_problem
 from ddtree_deploy.inventory.validation import StrictModel, found, number_hint, wrong
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?)*\.?")
 _SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIALS?)$", re.I)
 BUDGET_MIN, BUDGET_MAX = 1, 1024
@@ -166,7 +166,7 @@ def _environment(value: Any) -> Any:
 
 def _variable(name: str, value: Any) -> Optional[EnvironmentValue]:
     at = (name,)
-    if not _VARIABLE.fullmatch(name):
+    if not VARIABLE.fullmatch(name):
         raise wrong("bad-environment", "not the name of an environment variable", "letters, digits and _", at)
     if value is None:
         return None

@@ -51,6 +51,11 @@ class Profile:
     needs_index: Optional[str] = None  # packages must come from an index the user configures; says which and why
     gpu: bool = True
     digest: str = ""  # of everything above
+    description: str = ""
+    requirements: List[str] = field(default_factory=list)  # where there is no lock: what one is made from
+    overrides: List[str] = field(default_factory=list)  # requirements that replace what packages ask for
+    constraints: List[str] = field(default_factory=list)  # versions that a lock must keep: "name==version"
+    path: Optional[str] = None  # the profile's file on the controller
 
 
 @dataclass(frozen=True)
