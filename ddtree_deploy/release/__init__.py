@@ -1,0 +1,1 @@
+"""Releases on the host: layout, lock, journal, executor, clone, overlay sources, store. Agent-safe."""

@@ -1,0 +1,189 @@
+"""The only ways this package writes into a release: new file, fsync, rename. Standard library only (agent-safe).
+
+A file of a release may share its inode with the base venv, with a staging venv and with uv's cache. So an existing
+file is never opened for writing, chmod-ed or touched; it is replaced.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+from typing import Any, Callable, Optional, Tuple, Union
+
+from ddtree_deploy.errors import StepError
+
+AnyPath = Union[str, "os.PathLike[str]"]
+_CHUNK = 1 << 20
+
+
+def replace_file(path: AnyPath, data: bytes, mode: Optional[int] = None) -> None:
+    """Put a new file with ``data`` at ``path`` by rename. Whatever was there keeps its inode, so hard links of it
+    elsewhere stay as they are. ``mode``: permission bits; by default those of the file replaced, else 0644. The
+    owner of the file replaced is kept where we may. Raises OSError; a temporary file is then gone again."""
+    target = os.fspath(path)
+    folder = os.path.dirname(target) or "."
+    before: Optional[os.stat_result] = None
+    with contextlib.suppress(FileNotFoundError):
+        before = os.lstat(target)
+    regular = before is not None and stat.S_ISREG(before.st_mode)
+    if mode is None:
+        mode = stat.S_IMODE(before.st_mode) if before is not None and regular else 0o644
+    make_writable(folder)
+    descriptor, temporary = tempfile.mkstemp(prefix=".ddtree-", suffix=".tmp", dir=folder)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            if before is not None and os.geteuid() == 0:
+                os.fchown(stream.fileno(), before.st_uid, before.st_gid)
+            os.fchmod(stream.fileno(), mode)
+            os.fsync(stream.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def break_link(path: AnyPath) -> bool:
+    """Give ``path`` an inode of its own, with the same bytes, mode and times. False if it already had one."""
+    before = os.lstat(path)
+    if not stat.S_ISREG(before.st_mode) or before.st_nlink == 1:
+        return False
+    with open(path, "rb") as stream:
+        replace_file(path, stream.read(), stat.S_IMODE(before.st_mode))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    return True
+
+
+def make_writable(folder: str) -> None:
+    """Let the owner write into ``folder`` (one of a release of ours; folders are never shared)."""
+    if not os.access(folder, os.W_OK):
+        os.chmod(folder, stat.S_IMODE(os.stat(folder).st_mode) | 0o700)
+
+
+def make_folders(path: AnyPath) -> None:
+    """``mkdir -p`` that also works under a folder without the write bit."""
+    target = os.fspath(path)
+    if os.path.isdir(target):
+        return
+    parent = os.path.dirname(target)
+    if parent and parent != target:
+        make_folders(parent)
+        make_writable(parent)
+    os.makedirs(target, exist_ok=True)
+
+
+def remove_file(path: AnyPath) -> bool:
+    """Unlink ``path`` (a file or symlink); False if nothing was there."""
+    target = os.fspath(path)
+    try:
+        os.unlink(target)
+    except FileNotFoundError:
+        return False
+    except PermissionError:
+        make_writable(os.path.dirname(target))
+        os.unlink(target)
+    return True
+
+
+def remove_tree(path: AnyPath) -> None:
+    """Remove a folder and all below it, never following symlinks; folders without the write bit too."""
+    target = os.fspath(path)
+    if os.path.islink(target) or not os.path.isdir(target):
+        remove_file(target)
+        return
+
+    def open_up(function: Callable[..., Any], name: str, info: Any) -> None:
+        kind = info[0]
+        if issubclass(kind, FileNotFoundError):
+            return
+        if not issubclass(kind, PermissionError):
+            raise info[1]
+        make_writable(os.path.dirname(name))
+        if os.path.isdir(name) and not os.path.islink(name):
+            make_writable(name)
+            remove_tree_again(name)
+        else:
+            os.unlink(name)
+
+    def remove_tree_again(name: str) -> None:
+        with os.scandir(name) as entries:
+            for entry in list(entries):
+                remove_tree(entry.path)
+        os.rmdir(name)
+
+    shutil.rmtree(target, onerror=open_up)
+
+
+def sync_folder(path: AnyPath) -> None:
+    """fsync a folder, so that a rename in it survives a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:  # some network file systems refuse to sync a folder
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def sha256_file(path: AnyPath) -> str:
+    """Hex sha256 of a file."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        for chunk in iter(lambda: stream.read(_CHUNK), b""):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def record_hash(data: bytes) -> str:
+    """``sha256=...`` as RECORD files write it (PEP 376, urlsafe base64 without padding)."""
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode("ascii")
+
+
+def record_hash_file(path: AnyPath) -> Tuple[str, int]:
+    """``record_hash`` and size of a file on disk."""
+    hexadecimal = sha256_file(path)
+    encoded = base64.urlsafe_b64encode(bytes.fromhex(hexadecimal)).rstrip(b"=").decode("ascii")
+    return "sha256=" + encoded, os.stat(path).st_size
+
+
+def shown(path: AnyPath) -> str:
+    """``path`` for messages: bytes that are no UTF-8 and control characters are escaped."""
+    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
+class InsideCheck:
+    """Refuses to work through a folder that leads out of a release, such as a symlink to somebody's checkout."""
+
+    def __init__(self, root: AnyPath) -> None:
+        self._root = os.path.realpath(root)
+        self._known: dict[str, bool] = {}
+
+    def holds(self, path: str) -> bool:
+        """Whether the folder that ``path`` (file or symlink, existing or not) is in really lies in the release."""
+        folder = os.path.dirname(path)
+        known = self._known.get(folder)
+        if known is None:
+            real = os.path.realpath(folder)
+            known = real == self._root or real.startswith(self._root + "/")
+            self._known[folder] = known
+        return known
+
+    def require(self, path: str) -> None:
+        if not self.holds(path):
+            folder = shown(os.path.dirname(path))
+            raise StepError(
+                "outside-release",
+                f"{folder} leads out of the release to {shown(os.path.realpath(folder))}; nothing is written there",
+                where=folder,
+                hint="replace the symlink in the base venv with a regular install of the package",
+            )

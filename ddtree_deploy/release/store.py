@@ -1,0 +1,212 @@
+"""The releases of a root: list, switch, roll back. Standard library only (agent-safe)."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict
+from typing import Any, Dict, List, Optional
+
+from ddtree_deploy.agent.protocol import ProgressSink
+from ddtree_deploy.codec import from_dict
+from ddtree_deploy.errors import DeployError, InputError, StepError
+from ddtree_deploy.facts.model import ReleaseInfo
+from ddtree_deploy.release.files import sync_folder
+from ddtree_deploy.release.journal import Journal, activation_stack, read_journal
+from ddtree_deploy.release.layout import PARTIAL, RECORD, REMOVING, Layout
+from ddtree_deploy.release.lock import Lock
+from ddtree_deploy.release.model import ReleaseRecord
+
+
+def read_record(path: str) -> Optional[ReleaseRecord]:
+    """The record of the release folder ``path``; None when there is none or it cannot be read: not a release."""
+    try:
+        with open(os.path.join(path, RECORD), encoding="utf-8") as stream:
+            return from_dict(ReleaseRecord, json.load(stream))
+    except (OSError, ValueError, DeployError):
+        return None
+
+
+def current_release(layout: Layout) -> Optional[str]:
+    """The id that ``current`` points to, whether or not that release exists; None without ``current``."""
+    try:
+        target = os.readlink(layout.current)
+    except OSError:
+        return None
+    return os.path.basename(os.path.normpath(target))
+
+
+def list_releases(root: str) -> List[ReleaseInfo]:
+    """All releases under ``root``, oldest first. Folders being built or removed are not releases."""
+    layout = Layout(root)
+    current = current_release(layout)
+    found = []
+    for name in _release_names(layout):
+        path = os.path.join(layout.releases, name)
+        record = read_record(path)
+        if record is None:
+            seconds = os.stat(path).st_mtime
+            created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+            found.append(ReleaseInfo(name, path, "", created, name == current, False, ""))
+        else:
+            found.append(
+                ReleaseInfo(
+                    id=name,
+                    path=path,
+                    profile=record.profile,
+                    created=record.created,
+                    current=name == current,
+                    complete=True,
+                    inputs_digest=record.inputs_digest,
+                    bytes=record.bytes,
+                )
+            )
+    return sorted(found, key=lambda release: (release.created, release.id))
+
+
+def list_partial(root: str) -> List[str]:
+    """Names of folders under ``releases`` that an interrupted run left (or that a run is building right now)."""
+    try:
+        names = os.listdir(Layout(root).releases)
+    except OSError:
+        return []
+    return sorted(name for name in names if name.endswith((PARTIAL, REMOVING)))
+
+
+def history(layout: Layout) -> List[str]:
+    """Ids in the order in which rollbacks go back through them, the active one last."""
+    stack = activation_stack(read_journal(layout.journal))
+    current = current_release(layout)
+    # A run killed between the switch and its journal line: the symlink is right.
+    if current is not None and (not stack or stack[-1] != current):
+        stack = [release for release in stack if release != current] + [current]
+    return stack
+
+
+def previous_release(layout: Layout) -> Optional[str]:
+    """The release that was active before the current one, or None."""
+    stack = history(layout)
+    return stack[-2] if len(stack) > 1 else None
+
+
+def switch_current(layout: Layout, release_id: str) -> None:
+    """Point ``current`` to a release with one rename(2), so that it leads to a release at every moment."""
+    current = layout.current
+    if os.path.lexists(current) and not os.path.islink(current):
+        raise StepError(
+            "current-not-a-link",
+            f"{current} is not a symlink; something else made it",
+            where=str(current),
+            hint="move it away and run again",
+        )
+    temporary = layout.root / f"current.{os.getpid()}.tmp"
+    if os.path.lexists(temporary):
+        os.unlink(temporary)
+    os.symlink(os.path.join("releases", release_id), temporary)
+    os.replace(temporary, current)
+    sync_folder(layout.root)
+
+
+def rollback(root: str, to: Optional[str]) -> Dict[str, Any]:
+    """Make the release ``to`` (default: the one active before) current. The target is checked before anything changes.
+
+    Returns {release_id, previous, changed, note}. Raises InputError ``no-such-release``, ``release-incomplete``,
+    ``nothing-to-roll-back``; LockedError.
+    """
+    layout = Layout(root)
+    _require_root(layout)
+    with Lock(layout.lock, f"rollback --to {to}" if to else "rollback") as lock:
+        current = current_release(layout)
+        target = to or previous_release(layout)
+        if target is None:
+            raise InputError(
+                "nothing-to-roll-back",
+                f"no release was active on {root} before {current or 'now'}",
+                hint=_available(root),
+            )
+        _check_target(layout, target)
+        if target == current:
+            return {"release_id": target, "previous": current, "changed": False, "note": lock.note}
+        journal = Journal(layout.journal)
+        journal.append("activating", release=target, previous=current, by="rollback")
+        switch_current(layout, target)
+        journal.append("activated", release=target, previous=current, by="rollback")
+        return {"release_id": target, "previous": current, "changed": True, "note": lock.note}
+
+
+def op_list(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
+    """Op ``releases.list``: {root} -> {releases: [ReleaseInfo], current, previous, partial}."""
+    root = str(params["root"])
+    layout = Layout(root)
+    return {
+        "releases": [asdict(release) for release in list_releases(root)],
+        "current": current_release(layout),
+        "previous": previous_release(layout),
+        "partial": list_partial(root),
+    }
+
+
+def op_rollback(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
+    """Op ``releases.rollback``: {root, to: id or null} -> see :func:`rollback`."""
+    to = params.get("to")
+    return rollback(str(params["root"]), str(to) if to is not None else None)
+
+
+def op_prune(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
+    """Op ``releases.prune``: {root, keep} -> see :func:`ddtree_deploy.release.prune.prune`."""
+    from ddtree_deploy.release.prune import prune
+
+    return prune(str(params["root"]), params["keep"], progress)
+
+
+def _check_target(layout: Layout, target: str) -> None:
+    path = layout.release(target)
+    if not path.is_dir() or path.is_symlink():
+        raise InputError(
+            "no-such-release", f"there is no release {target}", where=str(path), hint=_available(str(layout.root))
+        )
+    if read_record(str(path)) is None:
+        raise InputError(
+            "release-incomplete",
+            f"{target} has no readable record, so it is not a complete release",
+            where=str(path / RECORD),
+            hint=_available(str(layout.root)),
+        )
+    python = path / "bin" / "python"
+    if not python.exists():
+        raise InputError(
+            "release-incomplete",
+            f"{target} has no working interpreter: {python} leads to {os.path.realpath(python)}, which is not there",
+            where=str(python),
+            hint=_available(str(layout.root)),
+        )
+
+
+def _available(root: str) -> str:
+    names = [
+        release.id + (" (current)" if release.current else "") for release in list_releases(root) if release.complete
+    ]
+    return "releases there: " + (", ".join(names) if names else "none")
+
+
+def _require_root(layout: Layout) -> None:
+    if not layout.root.is_dir():
+        raise InputError(
+            "no-root",
+            f"nothing was provisioned under {layout.root}",
+            where=str(layout.root),
+            hint="check `root` in the inventory; `ddtree-deploy provision HOST` makes the first release",
+        )
+
+
+def _release_names(layout: Layout) -> List[str]:
+    try:
+        with os.scandir(layout.releases) as entries:
+            return sorted(
+                entry.name
+                for entry in entries
+                if entry.is_dir(follow_symlinks=False) and not entry.name.endswith((PARTIAL, REMOVING))
+            )
+    except (FileNotFoundError, NotADirectoryError):
+        return []
