@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Dict, List
 
 from ddtree_deploy.agent.protocol import ProgressSink
 from ddtree_deploy.errors import StepError
+from ddtree_deploy.release.layout import Layout
 
 CHUNK = 1 << 20
 STALE = 24 * 3600.0  # seconds after which a half-written blob belongs to nobody
@@ -27,7 +28,7 @@ def blob_path(root: str, sha256: str) -> Path:
     """Where the blob is, or will be."""
     if not _SHA256.match(sha256):
         raise StepError("blob-invalid", f"not a sha256: {sha256[:80]!r}")
-    return Path(root) / "cache" / "blobs" / sha256
+    return Layout(os.path.expanduser(root)).blob(sha256)  # noqa: PTH111 - Path would accept what Layout refuses
 
 
 def op_missing(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
