@@ -138,12 +138,14 @@ class HostSettings:
             return None
         return self.folder / Path(self.source.wheelhouse).expanduser()
 
-    def index_urls(self) -> list[Secret]:
-        """The index (first; none where it is uv's own default) and the extra ones, references read."""
-        options = self.source
-        written = [] if options.index in (None, "default") else [("source.index", str(options.index))]
-        written += [("source.extra_index", url) for url in options.extra_index or []]
-        return [self._read(key, text) if is_reference(text) else Secret(text, text) for key, text in written]
+    def index_urls(self, source: Optional[Source] = None) -> list[Secret]:
+        """URLs of the source's indexes, references read: empty for uv's own alone; otherwise first the main index,
+        or ``default`` for uv's own, and then the extra ones."""
+        source = source or self.plan_source()
+        if source.kind != "index" or (source.location is None and not source.extra):
+            return []
+        urls = [source.location or "default", *source.extra]
+        return [self._read("source", url) if is_reference(url) else Secret(url, url) for url in urls]
 
     def secret_api_key(self) -> Optional[Secret]:
         """The API key, read now."""
