@@ -1,0 +1,257 @@
+"""Launching: settings in, services that answer out. ``op_launch`` and ``op_restart`` of the agent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
+
+import ddtree_deploy
+from ddtree_deploy import codec
+from ddtree_deploy.agent.archive import archive_path
+from ddtree_deploy.agent.archive import command as agent_command
+from ddtree_deploy.agent.protocol import Progress, ProgressSink
+from ddtree_deploy.errors import DeployError, InputError, StepError
+from ddtree_deploy.facts.model import Gpu
+from ddtree_deploy.release.layout import Layout
+from ddtree_deploy.release.lock import Lock
+from ddtree_deploy.serve.environment import release_python, resolve_release
+from ddtree_deploy.serve.gpus import list_gpus, select_gpus
+from ddtree_deploy.serve.logs import tail
+from ddtree_deploy.serve.ports import DEFAULT_RANGE, allocate
+from ddtree_deploy.serve.settings import LaunchSettings, base_spec, parse_ports, read_settings
+from ddtree_deploy.serve.spec import ServiceFolder, ServiceSpec, service_folders
+from ddtree_deploy.serve.state import LIVING, read_state, service_info
+from ddtree_deploy.serve.stop import stop_service
+
+_SUPERVISOR_START_S = 20.0
+_POLL_S = 0.3
+
+
+@dataclass(frozen=True)
+class _Target:
+    """One service to launch; ``launch`` is None where it runs already as asked."""
+
+    folder: ServiceFolder
+    spec: ServiceSpec
+    launch: Optional[str]
+
+
+def op_launch(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
+    """Start one service a GPU (one on the CPU where there is none) and wait until each answers a completion.
+
+    params: see ``settings.LaunchSettings``. Result: ``{"services": [...], "changed": bool}``, each service a
+    ServiceInfo with ``listen``, ``probe`` (the completion that made it ready) and ``changed`` (false: it ran already).
+    Raises InputError for settings that cannot work, before anything is started; then StepError, or InputError
+    ``engine-refused`` where the engine itself names a bad setting: each service that failed has been stopped, those
+    that came up keep running, ``details`` has all of them and the log lines.
+    """
+    settings = read_settings(params)
+    layout = Layout(settings.root)
+    release = resolve_release(layout.root, settings.release)
+    release_python(release)
+    base = base_spec(settings, release)
+    gpus = select_gpus(list_gpus(), settings.gpus)
+    with Lock(layout.services / ".lock", "launch"):
+        targets = _prepare(layout, base, settings, gpus, progress)
+        for target in targets:
+            if target.launch is not None:
+                start_supervisor(target.folder, target.launch)
+    return _wait_for(targets, settings.wait, progress)
+
+
+def op_restart(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
+    """Stop services and start them again with the settings, secrets and ports they have.
+
+    params: ``{"root", "services": names or None for all, "wait": bool}``. Result and errors as ``op_launch``.
+    """
+    layout = Layout(params.get("root") or "/opt/ddtree")
+    folders = pick_services(layout, params.get("services"))
+    targets = []
+    with Lock(layout.services / ".lock", "restart"):
+        for folder in folders:
+            spec = folder.spec()
+            assert spec is not None  # pick_services returns launched ones
+            release_python(Path(spec.release))
+            stop_service(folder, progress)
+            targets.append(_Target(folder, spec, uuid.uuid4().hex))
+            start_supervisor(folder, targets[-1].launch or "")
+    return _wait_for(targets, bool(params.get("wait", True)), progress)
+
+
+def pick_services(layout: Layout, names: Optional[List[str]]) -> List[ServiceFolder]:
+    """The named services, or all; raises InputError ``no-such-service`` or ``no-services``."""
+    folders = service_folders(layout.root)
+    if not folders:
+        raise InputError("no-services", "there are no services", where=str(layout.services), hint="run launch first")
+    if names is None:
+        return folders
+    known = {folder.name: folder for folder in folders}
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise InputError(
+            "no-such-service",
+            f"there is no service {missing[0]!r}",
+            where=str(layout.services),
+            hint=f"there are: {', '.join(known)}",
+        )
+    return [known[name] for name in names]
+
+
+def _prepare(
+    layout: Layout, base: ServiceSpec, settings: LaunchSettings, gpus: List[Optional[Gpu]], progress: ProgressSink
+) -> List[_Target]:
+    """Decide and check everything, then stop what is replaced and write the folders: a bad setting changes nothing."""
+    allowed = parse_ports(settings.ports, DEFAULT_RANGE)
+    existing = [(folder, spec, read_state(folder)) for folder, spec in _launched(layout)]
+    living = {folder.name: (folder, spec) for folder, spec, state in existing if state and state.state in LIVING}
+    keep: List[_Target] = []
+    start: List[ServiceSpec] = []
+    stop: Dict[str, ServiceFolder] = {}
+    for gpu in gpus:
+        wanted = for_gpu(base, gpu)
+        for folder, spec in living.values():
+            if folder.name != wanted.name and (gpu is None or spec.gpu_uuid != gpu.uuid):
+                continue
+            if folder.name == wanted.name and spec.same_service(wanted) and folder.secrets() == settings.secrets:
+                keep.append(_Target(folder, spec, None))
+            elif settings.replace:
+                stop[folder.name] = folder
+            else:
+                raise _running(folder, spec, wanted)
+        if wanted.name not in [target.spec.name for target in keep]:
+            start.append(wanted)
+    taken = {port for name, (_, spec) in living.items() if name not in stop for port in _ports(spec)}
+    freed = {port for name in stop for port in _ports(living[name][1])}
+    before = {folder.name: _ports(spec) for folder, spec, _ in existing}
+    targets = []
+    for wanted in start:
+        port, nccl_port = allocate(allowed, taken, 2, before.get(wanted.name, ()), freed)
+        taken |= {port, nccl_port}
+        spec = replace(wanted, port=port, nccl_port=nccl_port)
+        targets.append(_Target(ServiceFolder(layout.services / spec.name), spec, uuid.uuid4().hex))
+    for folder in stop.values():
+        stop_service(folder, progress)
+    for target in targets:
+        target.folder.write(target.spec, settings.secrets)
+    return keep + targets
+
+
+def for_gpu(base: ServiceSpec, gpu: Optional[Gpu]) -> ServiceSpec:
+    """``base`` with the name of its GPU, ``gpu0``, or ``cpu``."""
+    if gpu is None:
+        return replace(base, name="cpu")
+    return replace(base, name=f"gpu{gpu.index}", gpu_index=gpu.index, gpu_uuid=gpu.uuid)
+
+
+def _launched(layout: Layout) -> List[Tuple[ServiceFolder, ServiceSpec]]:
+    pairs = ((folder, folder.spec()) for folder in service_folders(layout.root))
+    return [(folder, spec) for folder, spec in pairs if spec is not None]
+
+
+def _ports(spec: ServiceSpec) -> Tuple[int, int]:
+    return spec.port, spec.nccl_port
+
+
+def _running(folder: ServiceFolder, spec: ServiceSpec, wanted: ServiceSpec) -> InputError:
+    changed = spec.differences(wanted)
+    text = "; ".join(f"{key}: {getattr(spec, key)!r} now, {getattr(wanted, key)!r} asked" for key in changed)
+    return InputError(
+        "service-running",
+        f"service {folder.name} runs with other {'settings: ' + text if changed else 'secrets'}",
+        where=str(folder.path),
+        hint="stop it first, or launch with --replace",
+        details={"changed": changed},
+    )
+
+
+def start_supervisor(folder: ServiceFolder, launch: str) -> None:
+    """Start the supervisor as a process of its own and wait until it says so; raises StepError ``supervisor-failed``.
+
+    It runs the code that runs now, a zipapp or a source tree, and imports all of it at its start: the zipapp may be
+    replaced while the service lives.
+    """
+    environment = dict(os.environ)
+    if archive_path() is None:  # a source tree or an installed package: the child shall import the same one
+        environment["PYTHONPATH"] = str(Path(ddtree_deploy.__file__).resolve().parent.parent)
+    handle = os.open(folder.supervisor_log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as output:
+        process = subprocess.Popen(
+            agent_command(["supervise", str(folder.path), launch]),
+            env=environment,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    process.wait()
+    deadline = time.monotonic() + _SUPERVISOR_START_S
+    while time.monotonic() < deadline:
+        state = read_state(folder)
+        if state is not None and state.launch == launch:
+            return
+        time.sleep(0.05)
+    said = "\n".join(tail(folder.supervisor_log, 20)[0])
+    raise StepError(
+        "supervisor-failed",
+        f"the supervisor of {folder.name} did not start",
+        where=str(folder.supervisor_log),
+        details={"log": said.splitlines()},
+    )
+
+
+def _wait_for(targets: List[_Target], wait: bool, progress: ProgressSink) -> Dict[str, Any]:
+    """Until every service is ready or has failed. The supervisors do the work and keep to their deadline themselves:
+    a caller that is interrupted here leaves services that go on starting, as ``status`` shows."""
+    began = time.monotonic()
+    open_targets = {target.spec.name: target for target in targets if wait or target.launch is None}
+    failures: Dict[str, DeployError] = {}
+    while open_targets:
+        for name, target in list(open_targets.items()):
+            state = read_state(target.folder)
+            if state is None or (target.launch is not None and state.launch != target.launch):
+                failures[name] = StepError("launch-superseded", f"{name} was launched or stopped by somebody else")
+            elif state.state == "failed":
+                failures[name] = state.failure() or StepError("launch-failed", f"{name} failed")
+            elif state.state in ("stopped", "stopping", "dead"):
+                failures[name] = StepError("launch-stopped", f"{name} was stopped while it started: {state.phase}")
+            if name in failures or (state is not None and state.state == "ready"):
+                del open_targets[name]
+                progress(Progress(f"launch {name}", "failed" if name in failures else "ready", finished=True))
+            elif state is not None:
+                last = tail(target.folder.log, 1)[0]
+                text = f"{state.phase}, {time.monotonic() - began:.0f} s: {last[0][-160:] if last else ''}"
+                progress(Progress(f"launch {name}", text))
+        if open_targets:
+            time.sleep(_POLL_S)
+    services = [{**describe(target), "changed": target.launch is not None} for target in targets]
+    if failures:
+        raise _launch_failed(failures, services)
+    return {"services": services, "changed": any(target.launch is not None for target in targets)}
+
+
+def describe(target: _Target) -> Dict[str, Any]:
+    state = read_state(target.folder)
+    return {
+        **codec.to_dict(service_info(target.spec, state)),
+        "listen": target.spec.listen,
+        "probe": codec.to_dict(state.probe) if state and state.probe else None,
+    }
+
+
+def _launch_failed(failures: Dict[str, DeployError], services: List[Dict[str, Any]]) -> DeployError:
+    """One error for all that failed: the only one's own, or a summary with the exit code of the worst."""
+    name, first = next(iter(failures.items()))
+    details = {**first.details, "services": services}
+    if len(failures) > 1:
+        details["failures"] = {name: error.to_dict() for name, error in failures.items()}
+    ready = [str(service["name"]) for service in services if service["state"] == "ready"]
+    rest = f"; ready: {', '.join(ready)}" if ready else ""
+    others = f" ({len(failures)} services failed: {', '.join(failures)})" if len(failures) > 1 else ""
+    kind = type(first) if all(type(error) is type(first) for error in failures.values()) else StepError
+    return kind(first.id, f"{name}: {first.message}{others}{rest}", where=first.where, hint=first.hint, details=details)

@@ -1,0 +1,125 @@
+"""A service's log: written with secrets masked and a size limit, read by cursor, searched for the cause of a failure.
+
+A cursor is ``<inode>:<offset>``; it stays good when the file is rotated once between two reads.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import IO, Iterable, List, Optional, Tuple
+
+LIMIT_BYTES = 32 * 1024 * 1024
+KEEP = 3  # rotated files beside the current one
+_READ_LIMIT = 1024 * 1024
+_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit)\b(?::|\s*$)")
+_ARGPARSE = re.compile(r"[\w.\- ]+: error: ")
+_OOM = re.compile(r"out of memory|Cannot allocate memory|No space left on device", re.IGNORECASE)
+
+
+class LogWriter:
+    """Appends lines to ``path``; rotates to ``path.1`` … at ``limit`` bytes. Values of ``secrets`` become ``***``."""
+
+    def __init__(self, path: Path, secrets: Iterable[str] = (), limit: int = LIMIT_BYTES) -> None:
+        self._path = path
+        self._limit = limit
+        self._secrets = sorted((value for value in secrets if value), key=len, reverse=True)
+        self._stream = self._open()
+
+    def _open(self) -> IO[bytes]:
+        handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        return os.fdopen(handle, "wb", buffering=0)
+
+    def write_line(self, line: str) -> None:
+        for secret in self._secrets:
+            line = line.replace(secret, "***")
+        self._stream.write(line.encode("utf-8", "replace") + b"\n")
+        if self._stream.tell() >= self._limit:
+            self._rotate()
+
+    def cursor(self) -> str:
+        """Where the next line will be."""
+        stat = os.fstat(self._stream.fileno())
+        return f"{stat.st_ino}:{stat.st_size}"
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _rotate(self) -> None:
+        self._stream.close()
+        for number in range(KEEP, 0, -1):
+            source = self._path if number == 1 else _rotated(self._path, number - 1)
+            if source.exists():
+                source.replace(_rotated(self._path, number))
+        self._stream = self._open()
+
+
+def tail(path: Path, lines: int) -> Tuple[List[str], Optional[str]]:
+    """The last ``lines`` lines, and the cursor behind them (None if there is no log yet)."""
+    try:
+        stream = path.open("rb")
+    except FileNotFoundError:
+        return [], None
+    with stream:
+        stat = os.fstat(stream.fileno())
+        data = b""
+        start = stat.st_size
+        while start > 0 and data.count(b"\n") <= lines and len(data) < _READ_LIMIT:
+            step = min(start, 65536)
+            start -= step
+            stream.seek(start)
+            data = stream.read(step) + data
+    complete = data[: data.rfind(b"\n") + 1]
+    cursor = f"{stat.st_ino}:{start + len(complete)}"
+    text = complete.decode("utf-8", "replace").splitlines()
+    return (text[-lines:] if lines > 0 else []), cursor
+
+
+def read_from(path: Path, cursor: Optional[str]) -> Tuple[List[str], Optional[str]]:
+    """The complete lines after ``cursor`` and the next cursor; from the beginning if ``cursor`` is None or unknown."""
+    inode, offset = _parse(cursor)
+    files = [file for file in (*(_rotated(path, n) for n in range(KEEP, 0, -1)), path) if file.exists()]
+    found = [index for index, file in enumerate(files) if file.stat().st_ino == inode]
+    if not found:
+        files, offset = files[-1:], 0
+    lines: List[str] = []
+    for file in files[found[0] :] if found else files:
+        with file.open("rb") as stream:
+            now = os.fstat(stream.fileno())
+            start = min(offset, now.st_size)
+            stream.seek(start)
+            data = stream.read(_READ_LIMIT)
+        complete = data[: data.rfind(b"\n") + 1]
+        lines += complete.decode("utf-8", "replace").splitlines()
+        cursor, offset = f"{now.st_ino}:{start + len(complete)}", 0
+        if len(data) == _READ_LIMIT:
+            break  # the caller comes again with this cursor
+    return lines, cursor
+
+
+def find_cause(lines: List[str]) -> Optional[str]:
+    """The line that says best why the engine ended: its own ``ValueError: …`` rather than what followed from it.
+
+    The first exception of the log counts, since later ones ("Initialization failed", a killed child) follow from it;
+    a traceback's "During handling" chain counts by its last. Argument errors and memory errors count too.
+    """
+    after_traceback: Optional[str] = None
+    for number, line in enumerate(lines):
+        if _ARGPARSE.match(line):
+            return line.strip()
+        if _EXCEPTION.match(line) and "Warning" not in line.split(":", 1)[0]:
+            after_traceback = line.strip()
+            rest = [text for text in lines[number + 1 : number + 12] if text.strip()]
+            if not any(text.startswith(("During handling", "The above exception")) for text in rest[:1]):
+                return after_traceback
+    return after_traceback or next((line.strip() for line in reversed(lines) if _OOM.search(line)), None)
+
+
+def _rotated(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.{number}")
+
+
+def _parse(cursor: Optional[str]) -> Tuple[Optional[int], int]:
+    match = re.fullmatch(r"(\d+):(\d+)", cursor or "")
+    return (int(match.group(1)), int(match.group(2))) if match else (None, 0)

@@ -1,0 +1,165 @@
+"""What a service is to be, as kept in ``<root>/services/<name>/spec.json``; secrets are kept apart from it.
+
+The folder of a service::
+
+    spec.json     ServiceSpec, readable
+    environment   secrets as JSON {NAME: value}, mode 0600
+    engine.yaml   the API keys as the engine's --config file, mode 0600; only where there are any
+    state.json    ServiceState, written by the supervisor
+    log log.1 ..  output of the engine with the secrets masked, mode 0600
+    lock          held by the living supervisor
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+from ddtree_deploy import codec
+from ddtree_deploy.errors import InputError
+
+ALGORITHMS = ("ddtree", "dflash", "none")
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}\Z")
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+API_KEY = "DDTREE_API_KEY"
+ADMIN_API_KEY = "DDTREE_ADMIN_API_KEY"
+
+
+@dataclass(frozen=True)
+class ServiceSpec:
+    """Everything that decides how a service runs, except secret values. Times are in seconds."""
+
+    name: str  # gpu0, cpu
+    release: str  # absolute path: a later switch of `current` does not move a running service
+    release_id: str
+    model: str
+    algorithm: str  # ddtree | dflash | none
+    port: int
+    nccl_port: int
+    draft: Optional[str] = None
+    budget: Optional[int] = None
+    gpu_index: Optional[int] = None  # at the time of launch, PCI bus order
+    gpu_uuid: Optional[str] = None
+    listen: str = "127.0.0.1"
+    profile_arguments: List[str] = field(default_factory=list)
+    engine_arguments: List[str] = field(default_factory=list)  # the user's, they win
+    environment: Dict[str, str] = field(default_factory=dict)
+    secret_names: List[str] = field(default_factory=list)
+    launch_timeout_s: float = 900.0
+    stop_grace_s: float = 15.0
+    schema: int = 1
+
+    @property
+    def api_key(self) -> bool:
+        return API_KEY in self.secret_names
+
+    @property
+    def has_engine_config(self) -> bool:
+        return self.api_key or ADMIN_API_KEY in self.secret_names
+
+    def differences(self, other: ServiceSpec) -> List[str]:
+        """The fields in which two services would run differently; ports are ours to choose, so they do not count."""
+        free = ("port", "nccl_port", "gpu_index", "launch_timeout_s", "stop_grace_s", "schema")
+        ours, theirs = codec.to_dict(self), codec.to_dict(other)
+        return [key for key in ours if ours[key] != theirs[key] and key not in free]
+
+    def same_service(self, other: ServiceSpec) -> bool:
+        return not self.differences(other)
+
+
+@dataclass(frozen=True)
+class ServiceFolder:
+    """Paths of one service and safe reading and writing of what is in them."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def spec_file(self) -> Path:
+        return self.path / "spec.json"
+
+    @property
+    def secrets_file(self) -> Path:
+        return self.path / "environment"
+
+    @property
+    def engine_config(self) -> Path:
+        return self.path / "engine.yaml"
+
+    @property
+    def state_file(self) -> Path:
+        return self.path / "state.json"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log"
+
+    @property
+    def supervisor_log(self) -> Path:
+        return self.path / "supervisor.log"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    def spec(self) -> Optional[ServiceSpec]:
+        """None where nothing was ever launched."""
+        try:
+            data = json.loads(self.spec_file.read_text("utf-8"))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise InputError("bad-document", f"not JSON: {error}", where=str(self.spec_file)) from error
+        return codec.from_dict(ServiceSpec, data, str(self.spec_file))
+
+    def secrets(self) -> Dict[str, str]:
+        try:
+            data: Dict[str, Any] = json.loads(self.secrets_file.read_text("utf-8"))
+        except FileNotFoundError:
+            return {}
+        return {str(name): str(value) for name, value in data.items()}
+
+    def write(self, spec: ServiceSpec, secrets: Dict[str, str]) -> None:
+        """Write the spec and the files that hold secrets; these are never readable by others, not even while new."""
+        self.path.mkdir(mode=0o755, parents=True, exist_ok=True)
+        write_atomic(self.secrets_file, codec.dumps(secrets), 0o600)
+        if spec.has_engine_config:  # JSON strings are YAML; the engine reads it, so no key is in its command line
+            keys = (("api-key", API_KEY), ("admin-api-key", ADMIN_API_KEY))
+            lines = (f"{option}: {json.dumps(secrets[name])}\n" for option, name in keys if name in secrets)
+            write_atomic(self.engine_config, "".join(lines), 0o600)
+        elif self.engine_config.exists():
+            self.engine_config.unlink()
+        write_atomic(self.spec_file, codec.dumps(spec), 0o644)
+
+
+def write_atomic(path: Path, text: str, mode: int) -> None:
+    """Write ``path`` by rename, so that a reader sees the old or the new text and never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    if temporary.exists():  # of an earlier process with our pid
+        temporary.unlink()
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(path)
+
+
+def services_dir(root: Path) -> Path:
+    return root / "services"
+
+
+def service_folders(root: Path) -> List[ServiceFolder]:
+    """The services that were ever launched under ``root``, by name."""
+    directory = services_dir(root)
+    if not directory.is_dir():
+        return []
+    folders = (ServiceFolder(path) for path in sorted(directory.iterdir()) if path.is_dir())
+    return [folder for folder in folders if folder.spec_file.exists()]

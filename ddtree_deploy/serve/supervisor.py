@@ -1,0 +1,347 @@
+"""The process of ours that keeps one service: starts the engine, watches it, restarts it, stops all of it.
+
+``python -m ddtree_deploy.serve.supervisor <service folder> <launch id>`` puts itself into a session of its own, away
+from the SSH channel that started it, and holds the folder's lock as long as it lives. It asks for readiness by a real
+completion, one probe at a time; liveness is the process alone, so a long prefill never kills a service.
+
+Policy: an engine that ends before it was ever ready is a failed launch, not restarted. One that was ready before is
+restarted after 1, 2, 4, … 60 s, at most MAX_RESTARTS times within RESTART_WINDOW_S; then the service is ``failed``.
+Stopping: SIGTERM to the engine's first process (it finishes what it serves), after the grace period SIGKILL to
+everything of the service, wherever it was re-parented to (sglang#23627, #31645).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Deque, Dict, List, Optional
+
+from ddtree_deploy.errors import DeployError, InputError, StepError
+from ddtree_deploy.serve import readiness
+from ddtree_deploy.serve.command import engine_command
+from ddtree_deploy.serve.environment import service_environment
+from ddtree_deploy.serve.gpus import current_index
+from ddtree_deploy.serve.logs import LogWriter, find_cause, read_from
+from ddtree_deploy.serve.process import (
+    MARKER,
+    ProcessIdentity,
+    become_subreaper,
+    identify,
+    kill_service_processes,
+    parent_death_signal,
+    reap_children,
+    send_signal,
+    service_processes,
+)
+from ddtree_deploy.serve.spec import API_KEY, ServiceFolder, ServiceSpec
+from ddtree_deploy.serve.state import ProbeResult, ServiceState, timestamp, write_state
+
+MAX_RESTARTS = 5
+RESTART_WINDOW_S = 600.0
+_BACKOFF_LIMIT_S = 60.0
+_PROBE_TIMEOUT_S = 60.0
+_LINE_LIMIT = 65536
+
+
+class Supervisor:
+    """One service's life, from the launch to the end; ``run`` returns when nothing of it is left."""
+
+    def __init__(self, folder: ServiceFolder, spec: ServiceSpec, launch: str) -> None:
+        self._folder = folder
+        self._spec = spec
+        self._secrets = folder.secrets()
+        self._log = LogWriter(folder.log, self._secrets.values())
+        self._marker = f"{spec.name}:{uuid.uuid4().hex}"
+        self._state = ServiceState("starting", supervisor=identify(os.getpid()), marker=self._marker, launch=launch)
+        self._engine: Optional[subprocess.Popen[bytes]] = None
+        self._identity: Optional[ProcessIdentity] = None
+        self._pump: Optional[threading.Thread] = None
+        self._stopping = False
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def run(self) -> None:
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_stop)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only wakes the loop
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        become_subreaper()
+        error: Optional[DeployError] = None
+        try:
+            self._keep_running()
+        except DeployError as problem:
+            error = problem
+        except Exception as problem:  # whatever it is, no engine may stay behind unwatched
+            error = StepError("supervisor-failed", f"{type(problem).__name__}: {problem}", where=str(self._folder.path))
+        self._shut_down(error)
+
+    def _on_stop(self, *_: Any) -> None:
+        self._stopping = True
+
+    def _keep_running(self) -> None:
+        restarts: Deque[float] = deque()
+        total = 0
+        while not self._stopping:
+            self._start_engine(total)
+            was_ready = self._watch(first=total == 0)
+            if self._stopping:
+                return
+            left = self._sweep()
+            exit_text = self._exit_text()
+            self._say(f"engine ended: {exit_text}")
+            if total == 0 and not was_ready:
+                raise self._failure("engine-died", f"the engine ended before it was ready: {exit_text}")
+            if left:
+                raise self._failure("processes-left", f"processes of the engine cannot be ended: {left}")
+            now = time.monotonic()
+            while restarts and now - restarts[0] > RESTART_WINDOW_S:
+                restarts.popleft()
+            if len(restarts) >= MAX_RESTARTS:
+                raise self._failure(
+                    "crash-loop",
+                    f"the engine ended {len(restarts) + 1} times in {RESTART_WINDOW_S:.0f} s, last: {exit_text}",
+                )
+            delay = min(2.0 ** len(restarts), _BACKOFF_LIMIT_S)
+            restarts.append(now)
+            total += 1
+            self._set(
+                state="starting",
+                phase=f"restart {total} in {delay:.0f} s, the engine ended: {exit_text}",
+                engine=None,
+                ready=None,
+                restarts=total,
+                last_exit=exit_text,
+            )
+            self._wait(delay)
+
+    def _start_engine(self, restarts: int) -> None:
+        spec = self._spec
+        index = current_index(spec.gpu_uuid) if spec.gpu_uuid else spec.gpu_index
+        environment = service_environment(Path(spec.release), {**spec.environment, **self._secrets}, gpu_index=index)
+        environment[MARKER] = self._marker
+        command = engine_command(spec, self._folder.engine_config)
+        start = self._log.cursor()
+        self._say(f"starting: {' '.join(command)}")
+        try:
+            self._engine = subprocess.Popen(
+                command,
+                env=environment,
+                cwd=self._folder.path,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_supervisor,
+            )
+        except OSError as error:
+            raise InputError(
+                "engine-not-started", f"cannot start the engine: {error}", where=command[0], hint="verify the release"
+            ) from error
+        self._identity = identify(self._engine.pid)
+        self._pump = threading.Thread(target=self._copy_output, args=(self._engine,), daemon=True)
+        self._pump.start()
+        self._set(
+            state="starting",
+            phase="loading" if restarts == 0 else f"loading again, restart {restarts}",
+            engine=self._identity,
+            started=timestamp(),
+            ready=None,
+            log_start=start,
+        )
+
+    def _copy_output(self, engine: subprocess.Popen[bytes]) -> None:
+        assert engine.stdout is not None
+        handle = engine.stdout.fileno()
+        buffer = b""
+        while True:
+            chunk = os.read(handle, 65536)
+            buffer = (buffer + chunk).replace(b"\r", b"\n")
+            *lines, buffer = buffer.split(b"\n")
+            if len(buffer) > _LINE_LIMIT or not chunk:
+                lines, buffer = [*lines, buffer], b""
+            for line in lines:
+                if line:
+                    self._log.write_line(line.decode("utf-8", "replace"))
+            if not chunk:
+                return
+
+    def _watch(self, first: bool) -> bool:
+        """Until the engine ends or is to stop; True if it became ready. Raises StepError ``launch-timeout``."""
+        assert self._engine is not None
+        prober = _Prober(self._spec, self._secrets.get(API_KEY), self._owns_port)
+        prober.start()
+        deadline = time.monotonic() + self._spec.launch_timeout_s
+        ready = False
+        try:
+            while not self._stopping and self._engine.poll() is None:
+                reap_children(keep=[self._engine.pid])
+                if not ready and prober.success:
+                    ready = True
+                    self._say("ready: a completion was answered")
+                    self._set(state="ready", phase="", ready=timestamp(), probe=prober.success)
+                if not ready and time.monotonic() > deadline:
+                    said = f"; last probe: {prober.last_error}" if prober.last_error else ""
+                    raise self._failure(
+                        "launch-timeout", f"no completion within {self._spec.launch_timeout_s:.0f} s{said}"
+                    )
+                self._wait(5.0 if ready else 0.25)
+        finally:
+            prober.cancel()
+        return ready
+
+    def _owns_port(self) -> bool:
+        mine = service_processes(self._marker, self._identity, os.getpid())
+        return bool(readiness.listener_pids(self._spec.port, mine))
+
+    def _wait(self, seconds: float) -> None:
+        """Sleep, but wake for a signal."""
+        select.select([self._wake_read], [], [], seconds)
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wake_read, 4096):
+                pass
+
+    def _sweep(self) -> List[int]:
+        """SIGKILL all that is left of the engine; returns the pids that would not die."""
+        left = kill_service_processes(self._marker, self._identity, os.getpid())
+        if self._engine is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._engine.wait(5.0)
+        reap_children()
+        if self._pump is not None:
+            self._pump.join(5.0)
+        return [identity.pid for identity in left]
+
+    def _shut_down(self, error: Optional[DeployError]) -> None:
+        if self._engine is not None and self._engine.poll() is None:
+            self._set(state="stopping", phase="waiting for the engine to end")
+            if self._identity is not None:
+                send_signal(self._identity, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._engine.wait(self._spec.stop_grace_s if error is None else min(5.0, self._spec.stop_grace_s))
+        left = self._sweep()
+        self._say("stopped" if error is None else f"failed: {error.message}")
+        self._set(
+            state="stopped" if error is None else "failed",
+            phase="",
+            engine=self._identity if left else None,
+            error=None if error is None else error.to_dict(),
+            left_over=left,
+        )
+        self._log.close()
+
+    def _failure(self, id: str, message: str) -> DeployError:
+        """A failed service: the engine's own words first. What the engine refuses as an argument is bad input."""
+        lines = read_from(self._folder.log, self._state.log_start)[0]
+        cause = find_cause(lines)
+        details: Dict[str, Any] = {"log": lines[-40:], "cause": cause, "message": message}
+        refused = id == "engine-died" and cause is not None and _is_refusal(cause, lines)
+        cls, id = (InputError, "engine-refused") if refused else (StepError, id)
+        return cls(
+            id,
+            f"{cause} ({message})" if cause else message,
+            where=str(self._folder.log),
+            hint="correct the setting that the engine names" if refused else "the log has the whole story",
+            details=details,
+        )
+
+    def _exit_text(self) -> str:
+        code = self._engine.returncode if self._engine else None
+        if code is None:
+            return "unknown"
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                return f"signal {signal.Signals(-code).name}"
+        return f"exit code {code}"
+
+    def _set(self, **changes: Any) -> None:
+        self._state = replace(self._state, **changes)
+        write_state(self._folder, self._state)
+
+    def _say(self, text: str) -> None:
+        self._log.write_line(f"[{timestamp()} supervisor] {text}")
+
+
+class _Prober(threading.Thread):
+    """Asks for a completion, again and again, one at a time, until there is one."""
+
+    def __init__(self, spec: ServiceSpec, api_key: Optional[str], owns_port: Any) -> None:
+        super().__init__(daemon=True)
+        self._spec = spec
+        self._api_key = api_key
+        self._owns_port = owns_port
+        self._cancelled = threading.Event()
+        self.success: Optional[ProbeResult] = None
+        self.last_error: Optional[str] = None
+
+    def run(self) -> None:
+        while not self._cancelled.wait(0.5):
+            if not readiness.can_connect(self._spec):
+                continue
+            if not self._owns_port():
+                self.last_error = f"port {self._spec.port} is answered by a process that is not this service's"
+                continue
+            result = readiness.complete_one_token(self._spec, self._api_key, _PROBE_TIMEOUT_S)
+            self.last_error = result.error
+            if result.ok:
+                self.success = result
+                return
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+
+def _is_refusal(cause: str, lines: List[str]) -> bool:
+    """True if the engine ended in checking its arguments, before it loaded anything."""
+    if ": error: " in cause:
+        return True
+    return cause.startswith(("ValueError:", "AssertionError:")) and any("server_args.py" in line for line in lines)
+
+
+def _die_with_supervisor() -> None:
+    """In the child, before exec: without a supervisor there is nobody to restart or stop the engine."""
+    parent_death_signal(signal.SIGKILL)
+
+
+def _detach() -> None:
+    """Fork and leave the caller's session; the caller's child ends at once."""
+    if os.fork() > 0:
+        os._exit(0)
+    if os.getpid() != os.getsid(0):
+        os.setsid()
+    os.chdir("/")
+    os.umask(0o022)
+
+
+def main(arguments: List[str]) -> int:
+    """``<service folder> <launch id>``; ends at once in the caller, stays as a process of its own."""
+    directory, launch = arguments
+    folder = ServiceFolder(Path(directory))
+    _detach()
+    lock = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"another supervisor keeps {folder.path}", file=sys.stderr)
+        return 1
+    spec = folder.spec()
+    if spec is None:
+        print(f"no spec.json in {folder.path}", file=sys.stderr)
+        return 1
+    print(f"[{timestamp()}] supervisor {os.getpid()} of {spec.name}", file=sys.stderr, flush=True)
+    Supervisor(folder, spec, launch).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

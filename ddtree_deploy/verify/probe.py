@@ -1,0 +1,157 @@
+"""Runs inside the release's own Python: one check after the other, each reported as a JSON line on a pipe.
+
+Standard library only and on its own: the controlling process reads this file's text and runs it with ``-c``, so that
+nothing of ddtree-deploy is on the release's path. Arguments: the pipe's number, the release, the seconds that one check
+may take, and the checks to run. Before a check ``{"begin": id}``, after it ``{"end": id, "status": ...}``: a check that
+began and never ended is the one that crashed or hung.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any, Callable, Dict, Optional, Tuple
+
+RELEASE = ""  # set below, from the arguments
+Report = Tuple[str, Dict[str, Any]]  # what was seen, in words and as data
+
+
+class Failed(Exception):
+    def __init__(self, cause: str, summary: str, **data: Any) -> None:
+        super().__init__(summary)
+        self.cause = cause
+        self.data = data
+
+
+def inside(path: Optional[str]) -> str:
+    """``path``, if it is a file of the release; a module from anywhere else is what breaks later."""
+    release = os.path.realpath(RELEASE) + os.sep
+    if path is None or not os.path.realpath(path).startswith(release):
+        raise Failed("outside-release", f"found at {path}, outside of the release", path=path)
+    return path
+
+
+def load(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def check_torch() -> Report:
+    torch = load("torch")
+
+    data = {"version": torch.__version__, "cuda": torch.version.cuda, "path": inside(torch.__file__)}
+    data["gpus"] = torch.cuda.device_count() if torch.version.cuda else 0
+    if not data["gpus"]:
+        return f"torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}, no GPU in sight", data
+    names = [torch.cuda.get_device_name(index) for index in range(data["gpus"])]
+    try:
+        total = torch.ones(4, device="cuda").sum().item()
+    except torch.cuda.OutOfMemoryError as error:
+        return f"torch {torch.__version__}: {names[0]} has no memory left to try it: {error}", {**data, "warning": True}
+    if total != 4.0:
+        raise Failed("wrong-value", f"the sum of four ones on {names[0]} is {total}", **data)
+    return f"torch {torch.__version__}, CUDA {torch.version.cuda}, {len(names)} GPUs ({names[0]})", data
+
+
+def check_torchvision() -> Report:
+    torch, torchvision = load("torch"), load("torchvision")
+
+    data = {"version": torchvision.__version__, "path": inside(torchvision.__file__)}
+    boxes = torch.tensor([[0.0, 0.0, 2.0, 2.0], [0.0, 0.0, 2.0, 1.9], [5.0, 5.0, 6.0, 6.0]])
+    kept = torchvision.ops.nms(boxes, torch.tensor([0.9, 0.8, 0.7]), 0.5).tolist()
+    if kept != [0, 2]:
+        raise Failed("wrong-value", f"torchvision's nms kept {kept} where [0, 2] is right", **data)
+    return f"torchvision {torchvision.__version__}, its nms operator answers", data
+
+
+def check_algorithm() -> Report:
+    spec_info = load("sglang.srt.speculative.spec_info")
+
+    inside(spec_info.__file__)
+    try:
+        algorithm = spec_info.SpeculativeAlgorithm.from_string("DDTREE")
+    except ValueError as error:
+        raise Failed("wrong-value", f"the engine does not know DDTREE: {error}") from error
+    answers: Dict[str, Any] = {}
+    for name in ("is_dflash", "is_ddtree"):
+        method = getattr(algorithm, name, None)
+        answers[name] = None if method is None else bool(method())
+    if answers != {"is_dflash": True, "is_ddtree": True}:
+        said = ", ".join(f"{name}() {'missing' if value is None else value}" for name, value in answers.items())
+        raise Failed("wrong-value", f"DDTREE is there, but {said}", **answers)
+    return "DDTREE: is_dflash() and is_ddtree() are true", answers
+
+
+def check_modules() -> Report:
+    found: Dict[str, Any] = {}
+    for name in ("sglang.srt.speculative.dflash_worker", "sglang.srt.speculative.ddtree_utils"):
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            raise Failed("missing-module", f"there is no module {name}", module=name)
+        found[name] = inside(spec.origin)
+    short = ", ".join(
+        os.path.relpath(path, os.path.realpath(RELEASE)) for path in map(os.path.realpath, found.values())
+    )
+    return short, found
+
+
+def check_kernel() -> Report:
+    sgl_kernel = load("sgl_kernel")
+
+    data = {"version": getattr(sgl_kernel, "__version__", None), "path": inside(sgl_kernel.__file__)}
+    library = getattr(getattr(sgl_kernel, "common_ops", None), "__file__", None)
+    if library is not None:
+        data["library"] = inside(library)
+    where = Path(library).parent.name if library else "no separate library"
+    return f"sgl_kernel {data['version']} loads ({where})", data
+
+
+CHECKS: Dict[str, Callable[[], Report]] = {
+    "torch": check_torch,
+    "torchvision": check_torchvision,
+    "algorithm": check_algorithm,
+    "modules": check_modules,
+    "kernel": check_kernel,
+}
+
+
+def run(check: str) -> Dict[str, Any]:
+    began = time.monotonic()
+    result: Dict[str, Any] = {"end": check, "status": "failed", "cause": None, "detail": None, "data": {}}
+    try:
+        summary, data = CHECKS[check]()
+        result.update(status="warning" if data.get("warning") else "ok", summary=summary, data=data)
+    except Failed as problem:
+        result.update(cause=problem.cause, summary=str(problem), data=problem.data)
+    except ModuleNotFoundError as problem:
+        result.update(cause="missing-module", summary=f"missing module: {problem}", detail=traceback.format_exc())
+    except BaseException as problem:  # also SystemExit: some packages end the program when they do not like a host
+        text = str(problem).strip().splitlines()
+        summary = f"{type(problem).__name__}: {text[0] if text else ''}"
+        result.update(cause="import-error", summary=summary, detail=traceback.format_exc())
+    result["seconds"] = round(time.monotonic() - began, 3)
+    return result
+
+
+if __name__ == "__main__":
+    PIPE, RELEASE, LIMIT = os.fdopen(int(sys.argv[1]), "w"), sys.argv[2], float(sys.argv[3])
+    sys.path[:] = [entry for entry in sys.path if entry not in ("", str(Path.cwd()))]
+    faulthandler.enable()
+    for name in sys.argv[4:]:
+        PIPE.write(json.dumps({"begin": name}) + "\n")
+        PIPE.flush()
+        sys.stderr.flush()
+        faulthandler.dump_traceback_later(LIMIT * 0.9)  # a check that hangs says where
+        outcome = run(name)
+        faulthandler.cancel_dump_traceback_later()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        PIPE.write(json.dumps(outcome, default=str) + "\n")
+        PIPE.flush()
+    os._exit(0)  # destructors of a broken binary mix are not what is checked
