@@ -31,6 +31,7 @@ OPERATIONS: Dict[str, str] = {
     "verify.run": "ddtree_deploy.verify.checks:op_verify",
     "survey.run": "ddtree_deploy.survey.scan:op_survey",
     "service.launch": "ddtree_deploy.serve.operations:op_launch",
+    "service.restart": "ddtree_deploy.serve.operations:op_restart",
     "service.status": "ddtree_deploy.serve.operations:op_status",
     "service.logs": "ddtree_deploy.serve.operations:op_logs",
     "service.stop": "ddtree_deploy.serve.operations:op_stop",
