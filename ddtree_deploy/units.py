@@ -14,5 +14,6 @@ def human_bytes(count: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """``1 file``, ``2 files``, ``no files``."""
-    return f"{count if count else 'no'} {noun}" + ("" if count == 1 else "s")
+    """``1 file``, ``2 patches``, ``no files``."""
+    ending = "es" if noun.endswith(("ch", "s", "x")) else "s"
+    return f"{count if count else 'no'} {noun}{'' if count == 1 else ending}"

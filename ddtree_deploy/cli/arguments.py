@@ -1,4 +1,4 @@
-"""The global options, which may stand before or after the command: ``provision HOST --json`` is ``--json provision HOST``.
+"""The global options, which may stand before or after the command: ``plan HOST --json`` is ``--json plan HOST``.
 
 Standard library only; used before the command line is parsed, so that a usage error already knows about ``--json``.
 """

@@ -1,7 +1,7 @@
 """The entry point: runs a command and turns every way it can end into an exit code of ``errors.ExitCode``.
 
-Importing this module is cheap on purpose: ``--help`` and shell completion answer at once. Commands import what they need
-when they run.
+Importing this module is cheap on purpose: ``--help`` and shell completion answer at once. Commands import what they
+need when they run.
 """
 
 from __future__ import annotations

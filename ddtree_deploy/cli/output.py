@@ -49,9 +49,13 @@ class Output:
 
     def error(self, error: DeployError) -> None:
         """An error in full: id, what, where, hint. Under --json also ``{"error": {...}}`` on stdout."""
-        _write(sys.stderr, self.drawn(lambda console: draw_error(console, error), sys.stderr))
+        self.error_text(error)
         if self.json:
             _write(sys.stdout, _dumps({"error": error.to_dict(), "exit_code": int(error.exit_code)}))
+
+    def error_text(self, error: DeployError, host: str | None = None) -> None:
+        """The error for people, on stderr; ``host`` is named where there are several."""
+        _write(sys.stderr, self.drawn(lambda console: draw_error(console, error, host), sys.stderr))
 
     def drawn(self, render: Render, stream: TextIO) -> str:
         """The text that ``render`` draws, with the width and colours that ``stream`` can show."""
@@ -72,12 +76,13 @@ class Output:
         return buffer.getvalue()
 
 
-def draw_error(console: Console, error: DeployError) -> None:
+def draw_error(console: Console, error: DeployError, host: str | None = None) -> None:
     """``error: id`` / what is wrong / where / what to do, as pip's diagnostic errors read."""
     from rich.text import Text
 
-    console.print(Text.assemble(("error", "bold red"), ": ", (error.id, "bold")))
-    rows = [("×", "red", error.message), ("╰─> at", "dim", error.where), ("hint:", "cyan", error.hint)]
+    prefix = f"{host}: " if host else ""
+    console.print(Text.assemble(prefix, ("error", "bold red"), ": ", (error.id, "bold")))
+    rows = [("what:", "red", error.message), ("where:", "dim", error.where), ("hint:", "cyan", error.hint)]
     for label, style, text in rows:
         if text:
             lines = text.splitlines() or [""]

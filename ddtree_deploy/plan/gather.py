@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ddtree_deploy.codec import from_dict
+from ddtree_deploy.codec import dumps, from_dict
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.facts.model import HostFacts
 from ddtree_deploy.inventory.load import Inventory
-from ddtree_deploy.inventory.settings import HostSettings, split_donor
+from ddtree_deploy.inventory.settings import Connection, HostSettings, split_donor
 from ddtree_deploy.patching.model import PatchSet
-from ddtree_deploy.plan.inputs import PlanInputs, PlanSettings, Playbook, WheelInfo
+from ddtree_deploy.plan.inputs import PlanInputs, PlanSettings, Playbook, Tool, WheelInfo
+from ddtree_deploy.plan.tools import controller_uv
 from ddtree_deploy.profiles.model import Profile, Source
 
 DEFAULT_PLAYBOOK = "provision"
+FACTS_SCHEMA = 1
 
 # Calls an operation of the agent: (op, params) -> result.
 Call = Callable[[str, dict[str, Any]], dict[str, Any]]
@@ -29,7 +32,6 @@ class Choices:
     profile: str | None = None
     playbook: str | None = None
     source: str | None = None  # index | index:URL | wheelhouse:FOLDER | donor:[HOST:]PATH
-    base: str | None = None
     without_gpu: bool = False
 
 
@@ -44,6 +46,7 @@ class Prepared:
     playbook: Playbook
     source: Source
     wheels: list[WheelInfo] = field(default_factory=list)
+    uv: Tool | None = None
 
     def facts_params(self) -> dict[str, Any]:
         """Parameters of the agent's ``facts`` for this plan."""
@@ -64,18 +67,23 @@ class Prepared:
             source=self.source,
             wheels=self.wheels,
             donor=donor,
+            uv=self.uv,
         )
+
+    def index_urls(self) -> list[str]:
+        """URLs of the indexes, the main one first, with the secrets that they are given by: never part of a plan."""
+        if self.source.kind != "index":
+            return []
+        return [url.reveal() for url in self.host.index_urls(self.source)]
 
 
 def prepare(host: HostSettings, choices: Choices) -> Prepared:
     """Read what planning needs on the controller. Raises InputError for a bad profile, playbook, patch set or wheel."""
     from ddtree_deploy.plan.playbook import load_playbook
-    from ddtree_deploy.profiles.loader import load_profile
+    from ddtree_deploy.profiles.locking import profile_for
 
-    if choices.base is not None:
-        host = replace(host, base=choices.base)
-    profile = load_profile(choices.profile or host.require("profile"))
     source = parse_source(choices.source) if choices.source else host.plan_source()
+    profile = profile_for(host, choices.profile, source)
     settings = host.to_plan_settings()
     if choices.without_gpu:
         settings = replace(settings, gpus=[])
@@ -87,7 +95,67 @@ def prepare(host: HostSettings, choices: Choices) -> Prepared:
         playbook=load_playbook(choices.playbook or DEFAULT_PLAYBOOK),
         source=source,
         wheels=_wheels(source),
+        uv=controller_uv() if source.kind != "donor" else None,
     )
+
+
+def facts_of_host(call: Call, host: HostSettings) -> HostFacts:
+    """A host's facts with what its profile, if it has one, makes worth knowing."""
+    params: dict[str, Any] = {"root": host.root, "base": host.base}
+    if host.profile is not None:
+        from ddtree_deploy.profiles.loader import load_profile
+
+        profile = load_profile(host.profile, [host.folder, host.folder / "overlays"], host.folder / "locks")
+        params.update(engine=profile.engine, patch_files=patch_files(_patch_set(profile)))
+    return collect_facts(call, params)
+
+
+def save_facts(facts: HostFacts, file: Path) -> None:
+    """Write facts for ``plan --facts``. Raises InputError ``facts-not-written``."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(dumps(facts), "utf-8")
+    except OSError as error:
+        raise InputError("facts-not-written", error.strerror or str(error), where=str(file)) from error
+
+
+def load_facts(file: Path) -> HostFacts:
+    """Facts as ``facts --save`` writes them, or as ``facts --json`` prints those of one host. Raises InputError."""
+    hint = "Make the file with: ddtree-deploy facts HOST --save FILE."
+    try:
+        data = json.loads(file.read_bytes())
+    except OSError as error:
+        raise InputError("facts-unreadable", error.strerror or str(error), where=str(file), hint=hint) from error
+    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError
+        raise InputError("facts-not-json", f"not JSON: {error}", where=str(file), hint=hint) from error
+    if isinstance(data, dict) and isinstance(data.get("hosts"), list) and len(data["hosts"]) == 1:
+        data = data["hosts"][0].get("facts")
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema is not None and schema != FACTS_SCHEMA:
+        raise InputError(
+            "facts-schema", f"facts of schema {schema!r}; this version reads {FACTS_SCHEMA}", where=str(file)
+        )
+    return from_dict(HostFacts, data, str(file))
+
+
+def host_for_facts(facts: HostFacts, inventory: Inventory) -> HostSettings:
+    """The settings to plan saved facts with when no host is named: those of the host with the facts' name, else what
+    the facts themselves say of root and base."""
+    if facts.hostname in inventory.hosts:
+        return inventory.host(facts.hostname)
+    base = facts.base.path if facts.base is not None else None
+    connection = Connection(kind="local", address=facts.hostname)
+    return HostSettings(facts.hostname, (), connection, Path.cwd(), root=facts.root, base=base)
+
+
+def check_facts(facts: HostFacts, settings: PlanSettings, file: str) -> None:
+    """Raises InputError ``facts-of-another-base`` when saved facts were not taken for these settings."""
+    base = facts.base.path if facts.base is not None else None
+    for key, found, wanted in (("base", base, settings.base), ("root", facts.root, settings.root)):
+        if found is not None and not wanted.startswith("~") and PurePosixPath(found) != PurePosixPath(wanted):
+            message = f"the facts are about {key} {found}, host {settings.host} has {key}: {wanted}"
+            hint = "Take the facts again (ddtree-deploy facts HOST --save FILE), or name no host to plan with theirs."
+            raise InputError(f"facts-of-another-{key}", message, where=file, hint=hint)
 
 
 def collect_facts(call: Call, params: dict[str, Any]) -> HostFacts:

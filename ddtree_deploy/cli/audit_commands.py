@@ -1,0 +1,119 @@
+"""``verify``, ``abi`` and ``survey``: reports on environments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ddtree_deploy.cli.context import AppContext, app_context
+from ddtree_deploy.cli.hosts import call_op, run_on_hosts
+from ddtree_deploy.cli.parameters import Hosts, complete_hosts
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ddtree_deploy.agent.protocol import ProgressSink
+    from ddtree_deploy.fleet import HostResult
+    from ddtree_deploy.inventory.settings import HostSettings
+    from ddtree_deploy.sessions import Connector
+
+
+def verify(
+    context: typer.Context,
+    hosts: Hosts,
+    static: Annotated[bool, typer.Option("--static", help="Read files only; import nothing.")] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Also run the tree kernels on the GPU.")] = False,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="Also write JUnit XML; {host} stands for the host.")
+    ] = None,
+    release: Annotated[
+        str | None, typer.Option("--release", metavar="RELEASE", help="Default: the current one.")
+    ] = None,
+) -> None:
+    """Check the release: it imports, and what the service needs is in it. Exit 1 when a check fails."""
+    from ddtree_deploy.errors import InputError
+    from ddtree_deploy.verify.report import exit_code, render, write_junit
+
+    app = app_context(context)
+    selected = app.hosts(hosts)
+    if junit is not None and len(selected) > 1 and "{host}" not in str(junit):
+        hint = "Write a name such as verify-{host}.xml."
+        raise InputError("one-file-for-many", f"{junit} cannot hold several reports", where="--junit", hint=hint)
+
+    def work(host: HostSettings, connect: Connector, sink: ProgressSink) -> HostResult:
+        params = {
+            "root": host.root,
+            "release": release,
+            "environment": dict(host.environment),
+            "static": static,
+            "gpu": gpu,
+        }
+        result = call_op("verify.run", lambda settings: params, exit_code)(host, connect, sink)
+        if junit is not None:
+            write_junit(Path(str(junit).replace("{host}", host.name)), {host.name: result.value})
+        return result
+
+    def draw(console: Console, result: HostResult) -> None:
+        render(console, result.value, host=result.host, verbose=app.output.verbose)
+
+    run_on_hosts(app, "verify", selected, work, draw)
+
+
+def survey(context: typer.Context, hosts: Hosts) -> None:
+    """Report what the installed engine has: local changes, algorithms, tree masks, what patches would touch."""
+    app = app_context(context)
+    work = call_op("survey.run", lambda host: {"root": host.root, "base": host.require("base")}, lambda result: 0)
+
+    def draw(console: Console, result: HostResult) -> None:
+        from ddtree_deploy.codec import from_dict
+        from ddtree_deploy.survey.model import Survey
+        from ddtree_deploy.survey.report import render
+
+        console.print(result.host, style="bold")
+        render(from_dict(Survey, result.value, "survey"), console, app.output.verbose)
+
+    run_on_hosts(app, "survey", app.hosts(hosts), work, draw)
+
+
+def abi(
+    context: typer.Context,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET", help="A venv: PATH on this machine or HOST:PATH.", autocompletion=complete_hosts
+        ),
+    ],
+) -> None:
+    """Audit any venv from its files alone, before anything is imported. Exit 1 on errors."""
+    from ddtree_deploy.abi.report import render
+
+    app = app_context(context)
+    host, path = _target(app, target)
+    work = call_op("abi.audit", lambda settings: {"path": path}, _audit_code)
+    run_on_hosts(
+        app, "abi", [host], work, lambda console, result: render(console, result.value, verbose=app.output.verbose)
+    )
+
+
+def _audit_code(report: dict[str, Any]) -> int:
+    from ddtree_deploy.errors import ExitCode
+
+    return int(ExitCode.PROBLEMS if report["counts"].get("error") else ExitCode.OK)
+
+
+def _target(app: AppContext, target: str) -> tuple[HostSettings, str]:
+    """``PATH`` is on this machine; ``HOST:PATH`` is on a host of the inventory, ``HOST`` alone its current release."""
+    from ddtree_deploy.errors import InputError
+    from ddtree_deploy.inventory.settings import Connection, HostSettings
+
+    local = Path(target).expanduser()
+    if "/" in target.partition(":")[0] or target.startswith((".", "~")) or (":" not in target and local.exists()):
+        here = HostSettings("local", (), Connection(kind="local", address="local"), Path.cwd())
+        return here, str(local.absolute())
+    name, _, path = target.partition(":")
+    host = app.inventory().host(name)
+    if path and not path.startswith(("/", "~")):
+        raise InputError("bad-path", f"{path!r} is not an absolute path on {name}", where="TARGET")
+    return host, path or f"{host.root}/current"

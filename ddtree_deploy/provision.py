@@ -1,0 +1,114 @@
+"""Planning and provisioning one host: gather, plan, send what the plan needs, apply. No command line in here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ddtree_deploy.agent.protocol import ProgressSink, silent
+from ddtree_deploy.codec import to_dict
+from ddtree_deploy.errors import ExitCode, InputError, StepError
+from ddtree_deploy.facts.model import HostFacts
+from ddtree_deploy.fleet import HostResult, worst
+from ddtree_deploy.inventory.load import Inventory
+from ddtree_deploy.plan.build import build_plan
+from ddtree_deploy.plan.gather import Prepared, check_facts, collect_facts, donor_params
+from ddtree_deploy.plan.model import Plan
+from ddtree_deploy.sessions import Connector, Session
+
+
+def plan_exit_code(plan: Plan) -> int:
+    """3 (or what the problem says) when something stands in the way, 2 with changes pending, 0 when all is done."""
+    if plan.errors:
+        return worst([problem.exit_code for problem in plan.errors])
+    return int(ExitCode.CHANGES if plan.pending else ExitCode.OK)
+
+
+def plan_error(plan: Plan) -> InputError | None:
+    """The plan's errors as one error: the first in full, the others in ``details``."""
+    if not plan.errors:
+        return None
+    first, *others = plan.errors
+    message = first.message + (f" (and {len(others)} more)" if others else "")
+    error = InputError(first.id, message, where=plan.host, hint=first.hint)
+    error.details = {"problems": [to_dict(problem) for problem in plan.errors]}
+    return error
+
+
+def plan_offline(prepared: Prepared, facts: HostFacts, file: str) -> Plan:
+    """Plan from facts saved in ``file``: no host, no network, no engine. A donor's facts cannot be known then."""
+    check_facts(facts, prepared.settings, file)
+    if prepared.source.kind == "donor":
+        message = "a donor's packages are not in the facts of the host"
+        raise InputError(
+            "facts-without-donor", message, where=file, hint="Plan with --source index, or without --facts."
+        )
+    return build_plan(prepared.inputs(facts))
+
+
+def plan_host(
+    prepared: Prepared, session: Session, connect: Connector, inventory: Inventory | None, sink: ProgressSink = silent
+) -> Plan:
+    """Ask the host (and the donor's, where there is one) for facts, and plan."""
+    facts = collect_facts(lambda op, params: session.call(op, params, sink), prepared.facts_params())
+    donor = None
+    asked = donor_params(prepared, inventory)
+    if asked is not None:
+        host, params = asked
+        if host.name == prepared.host.name:
+            donor = collect_facts(lambda op, args: session.call(op, args, sink), params)
+        else:
+            with connect(host) as other:
+                donor = collect_facts(lambda op, args: other.call(op, args, sink), params)
+    return build_plan(prepared.inputs(facts, donor))
+
+
+def provision_host(
+    prepared: Prepared,
+    connect: Connector,
+    inventory: Inventory | None,
+    *,
+    dry_run: bool = False,
+    sink: ProgressSink = silent,
+    on_plan: Callable[[Plan], None] = lambda plan: None,
+) -> HostResult:
+    """Plan one host and, unless ``dry_run``, execute the plan. ``on_plan`` sees it before anything is done."""
+    name = prepared.host.name
+    with connect(prepared.host) as session:
+        plan = plan_host(prepared, session, connect, inventory, sink)
+        if dry_run:
+            return HostResult(name, plan_exit_code(plan), {"plan": to_dict(plan)}, plan)
+        on_plan(plan)
+        error = plan_error(plan)
+        if error is not None:
+            return HostResult(name, plan_exit_code(plan), {"plan": to_dict(plan)}, plan, error)
+        if not plan.pending:
+            return HostResult(name, 0, {"plan": to_dict(plan), "changed": False}, plan)
+        blobs = session.put_blobs(find_blobs(prepared, plan), plan.root, sink)
+        params = {"plan": to_dict(plan), "blobs": blobs, "indexes": prepared.index_urls()}
+        result = session.call("plan.apply", params, sink)
+    return HostResult(name, 0, {"plan": to_dict(plan), "changed": True, "result": result}, plan)
+
+
+def find_blobs(prepared: Prepared, plan: Plan) -> list[Path]:
+    """Files on the controller that the plan's actions ask for, by their sha256."""
+    known = known_blobs(prepared)
+    paths: list[Path] = []
+    for action in plan.actions:
+        for blob in action.params.get("blobs", []):
+            path = known.get(blob["sha256"])
+            if path is None:
+                message = f"{action.id} needs {blob.get('name')} (sha256 {blob['sha256'][:12]}…), which is not at hand"
+                raise StepError("blob-unknown", message, hint="Plan again: a file changed since.")
+            if path not in paths:
+                paths.append(path)
+    return paths
+
+
+def known_blobs(prepared: Prepared) -> Mapping[str, Path]:
+    """sha256 -> path of everything that an action may ask for."""
+    known = {extra.sha256: Path(extra.source) for extra in prepared.profile.extra_files}
+    known.update({wheel.sha256: Path(wheel.path) for wheel in prepared.wheels})
+    if prepared.uv is not None:
+        known[prepared.uv.sha256] = Path(prepared.uv.path)
+    return known
