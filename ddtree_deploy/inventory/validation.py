@@ -56,7 +56,8 @@ def validate(model: type[_Model], document: Document, misplaced: dict[str, str] 
 
 
 def report(findings: list[Finding], document: Document) -> InputError:
-    """One InputError for ``findings``, ordered by place: the first is its message, all are in ``details["errors"]``."""
+    """One InputError for ``findings``, ordered by place: the first is its message; several are in ``details["errors"]``,
+    at most ten, and how many are left out in ``details["more"]``."""
     errors = []
     for finding in findings:
         where = document.where(finding.path, key=finding.at_key)
@@ -65,12 +66,13 @@ def report(findings: list[Finding], document: Document) -> InputError:
         errors.append({"id": finding.id, "where": where, "key": key, "message": message, "hint": finding.hint})
     errors.sort(key=lambda entry: [int(part) for part in re.findall(r":(\d+)", str(entry["where"]))[-2:]])
     first = errors[0]
-    details: dict[str, Any] = {"errors": errors[:MAX_SHOWN]}
-    if len(errors) > MAX_SHOWN:
-        details["more"] = len(errors) - MAX_SHOWN
+    details: dict[str, Any] = {}
     message = str(first["message"])
     if len(errors) > 1:
         message += f" (and {len(errors) - 1} more)"
+        details["errors"] = errors[:MAX_SHOWN]
+    if len(errors) > MAX_SHOWN:
+        details["more"] = len(errors) - MAX_SHOWN
     return InputError(str(first["id"]), message, where=first["where"], hint=first["hint"], details=details)
 
 
@@ -147,6 +149,8 @@ def _finding(model: type[BaseModel], document: Document, error: ErrorDetails, mi
         return Finding("wrong-type", f"expected {expected}, found {found(value)}", path, _type_hint(expected, value))
     if kind == "literal_error":
         return Finding("bad-value", f"expected {context['expected']}, found {found(value)}", path)
+    if kind == "too_short":
+        return Finding("bad-value", "expected at least one item, found none", path)
     limits = {"greater_than_equal": ("at least", "ge"), "less_than_equal": ("at most", "le")}
     if kind in limits:
         words, key = limits[kind]

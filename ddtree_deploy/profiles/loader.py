@@ -11,21 +11,20 @@ from typing import Optional, Sequence
 from ddtree_deploy.codec import dumps
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inventory import arguments
-from ddtree_deploy.inventory.validation import Finding, report, unknown_name, validate
+from ddtree_deploy.inventory.validation import Finding, report, validate
 from ddtree_deploy.inventory.yaml_lines import Document, KeyPath, read_text, read_yaml
+from ddtree_deploy.named_files import find_named, known_names
 from ddtree_deploy.profiles.file import VERBATIM, ExtraFileEntry, ProfileFile
 from ddtree_deploy.profiles.lock import parse_lock
 from ddtree_deploy.profiles.model import ExtraFile, Profile
 from ddtree_deploy.resources import data_dir
-
-_SUFFIXES = (".yaml", ".yml")
 
 
 def load_profile(name_or_path: str | Path, search: Sequence[Path] = (), locks: Optional[Path] = None) -> Profile:
     """A shipped profile, or a user's own.
 
     A name is looked for as ``NAME.yaml`` in the ``search`` folders and then among the shipped ones; a path (with a
-    slash or ``.yaml``) is relative to the ``search`` folders, then to the working folder. A profile without a lock of
+    slash or ``.yaml``) is relative to the ``search`` folders, else to the working folder. A profile without a lock of
     its own takes ``<locks>/<name>.lock`` if it was made from the same requirements (``locking.py``); otherwise it has
     no packages. Raises InputError: ``unknown-profile``, ``profile-*``, ``lock-*``, and those of YAML files.
     """
@@ -89,27 +88,12 @@ def recipe_line(profile: Profile) -> str:
 
 def find_profile(name_or_path: str | Path, search: Sequence[Path] = ()) -> Path:
     """The file of a profile. Raises InputError ``unknown-profile`` with the names that are known."""
-    text = str(name_or_path)
-    if "/" in text or text.endswith(_SUFFIXES):
-        path = Path(text).expanduser()
-        tried = [folder / path for folder in search]
-        return next((candidate for candidate in tried if candidate.is_file()), path)
-    folders = [*search, data_dir("overlays")]
-    for folder in folders:
-        for suffix in _SUFFIXES:
-            if (folder / f"{text}{suffix}").is_file():
-                return folder / f"{text}{suffix}"
-    raise unknown_name("profile", text, known_profiles(search))
+    return find_named("profile", name_or_path, [*search, data_dir("overlays")], _is_profile)
 
 
 def known_profiles(search: Sequence[Path] = ()) -> list[str]:
     """Names of the shipped profiles and of those in the ``search`` folders, sorted."""
-    names = set()
-    for folder in [*search, data_dir("overlays")]:
-        for path in folder.glob("*") if folder.is_dir() else ():
-            if path.suffix in _SUFFIXES and path.is_file() and _is_profile(path):
-                names.add(path.stem)
-    return sorted(names)
+    return known_names([*search, data_dir("overlays")], _is_profile)
 
 
 def _is_profile(path: Path) -> bool:

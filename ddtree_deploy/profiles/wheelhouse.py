@@ -30,8 +30,8 @@ def read_wheelhouse(
     """The wheels of ``folder``, sorted by file name; with ``packages`` only wheels of these, whatever their version.
 
     Cheap checks come first: every name and every zip directory, then one sha256 pass. Only a wheel of a locked version
-    with a hash that the lock does not know is unpacked in memory, to tell a damaged file from another build. Which wheel
-    a host takes is the planner's to say.
+    with a hash that the lock does not know is unpacked in memory, to tell a damaged file from another build. Which
+    wheel a host takes is the planner's to say.
     Raises InputError: ``wheelhouse-missing``, ``wheelhouse-empty``, ``wheel-bad-name``, ``wheel-corrupt`` (all of the
     folder's in one error).
     """
