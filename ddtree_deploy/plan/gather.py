@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ddtree_deploy.agent.protocol import ProgressSink, silent
 from ddtree_deploy.codec import dumps, from_dict
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.facts.model import HostFacts
@@ -77,7 +78,7 @@ class Prepared:
         return [url.reveal() for url in self.host.index_urls(self.source)]
 
 
-def prepare(host: HostSettings, choices: Choices) -> Prepared:
+def prepare(host: HostSettings, choices: Choices, sink: ProgressSink = silent) -> Prepared:
     """Read what planning needs on the controller. Raises InputError for a bad profile, playbook, patch set or wheel."""
     from ddtree_deploy.plan.playbook import load_playbook
     from ddtree_deploy.profiles.locking import profile_for
@@ -92,9 +93,9 @@ def prepare(host: HostSettings, choices: Choices) -> Prepared:
         settings=settings,
         profile=profile,
         patch_set=_patch_set(profile),
-        playbook=load_playbook(choices.playbook or DEFAULT_PLAYBOOK),
+        playbook=load_playbook(choices.playbook or DEFAULT_PLAYBOOK, [host.folder, host.folder / "playbooks"]),
         source=source,
-        wheels=_wheels(source),
+        wheels=_wheels(source, profile, sink),
         uv=controller_uv() if source.kind != "donor" else None,
     )
 
@@ -210,9 +211,9 @@ def _patch_set(profile: Profile) -> PatchSet | None:
     return load_patch_set(profile.patch_set)
 
 
-def _wheels(source: Source) -> list[WheelInfo]:
+def _wheels(source: Source, profile: Profile, sink: ProgressSink) -> list[WheelInfo]:
     if source.kind != "wheelhouse" or source.location is None:
         return []
     from ddtree_deploy.profiles.wheelhouse import read_wheelhouse
 
-    return read_wheelhouse(Path(source.location))
+    return read_wheelhouse(Path(source.location), profile.packages, sink)
