@@ -56,8 +56,8 @@ def validate(model: type[_Model], document: Document, misplaced: dict[str, str] 
 
 
 def report(findings: list[Finding], document: Document) -> InputError:
-    """One InputError for ``findings``, ordered by place: the first is its message; several are in ``details["errors"]``,
-    at most ten, and how many are left out in ``details["more"]``."""
+    """One InputError for ``findings``, ordered by place. The first is its message; where there are several, up to ten
+    are in ``details["errors"]``, and ``details["more"]`` counts the rest."""
     errors = []
     for finding in findings:
         where = document.where(finding.path, key=finding.at_key)
