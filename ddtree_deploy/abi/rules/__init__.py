@@ -1,0 +1,1 @@
+"""The rules of the audit, one module a family."""

@@ -1,0 +1,159 @@
+"""Requires-Dist against what is installed, with markers and extras, as ``pip check`` would."""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, Iterator, List, Optional, Set, Tuple
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from ddtree_deploy.abi.context import Context
+from ddtree_deploy.abi.metadata import Distribution
+from ddtree_deploy.abi.model import Finding
+
+# Majors from here on count releases, not breaks (setuptools 81, pyarrow 24, packaging 26).
+_CALENDAR_MAJOR = 20
+
+
+def marker_environment(context: Context) -> Dict[str, str]:
+    """PEP 508 variables of the audited interpreter, not of the one that runs the audit."""
+    python = context.environment.python or (3, 11)
+    text = f"{python[0]}.{python[1]}"
+    return {
+        "implementation_name": "cpython",
+        "implementation_version": f"{text}.0",
+        "os_name": "posix",
+        "platform_machine": context.host.machine,
+        "platform_python_implementation": "CPython",
+        "platform_release": "",
+        "platform_system": "Linux",
+        "platform_version": "",
+        "python_full_version": f"{text}.0",
+        "python_version": text,
+        "sys_platform": "linux",
+    }
+
+
+def wanted(context: Context) -> Iterator[Tuple[Distribution, Requirement]]:
+    """(who, requirement) for every requirement that applies here, extras followed."""
+    environment = marker_environment(context)
+    installed = {dist.name: dist for dist in context.environment.distributions}
+    queue: List[Tuple[Distribution, str]] = [(dist, "") for dist in context.environment.distributions]
+    seen: Set[Tuple[str, str]] = set()
+    while queue:
+        dist, extra = queue.pop()
+        if (dist.name, extra) in seen:
+            continue
+        seen.add((dist.name, extra))
+        for requirement in parsed(dist):
+            marker = requirement.marker
+            if marker is not None and not marker.evaluate({**environment, "extra": extra}):
+                continue
+            if extra and (marker is None or marker.evaluate({**environment, "extra": ""})):
+                continue  # applies without the extra too: already seen
+            yield dist, requirement
+            target = installed.get(str(canonicalize_name(requirement.name)))
+            if target is not None:
+                queue += [(target, name) for name in requirement.extras]
+
+
+def parsed(dist: Distribution) -> List[Requirement]:
+    """The readable Requires-Dist lines of a distribution."""
+    found = []
+    for text in dist.requires:
+        try:
+            found.append(Requirement(text))
+        except InvalidRequirement:
+            continue
+    return found
+
+
+def check(context: Context) -> List[Finding]:
+    installed = {dist.name: dist for dist in context.environment.distributions}
+    findings = []
+    for dist, requirement in wanted(context):
+        name = str(canonicalize_name(requirement.name))
+        other = installed.get(name)
+        if other is None:
+            findings.append(_missing(dist, requirement))
+        elif not _satisfied(requirement, other.version):
+            findings.append(_version(context, dist, requirement, other))
+    return findings
+
+
+def _satisfied(requirement: Requirement, version: str) -> bool:
+    try:
+        return requirement.specifier.contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return True  # told by the metadata rule
+
+
+def _missing(dist: Distribution, requirement: Requirement) -> Finding:
+    return Finding(
+        id="requirement-missing",
+        severity="error",
+        title=f"{requirement.name} is not installed",
+        message=f"{dist.label} requires {requirement.name}{requirement.specifier}, which is not installed",
+        when="import",
+        cause=f"requirement:{canonicalize_name(requirement.name)}",
+        why=f"the first module of {dist.name} that imports it ends with ModuleNotFoundError",
+        fix=f"pip install '{requirement.name}{requirement.specifier}'",
+        packages=[dist.label],
+    )
+
+
+def _version(context: Context, dist: Distribution, requirement: Requirement, other: Distribution) -> Finding:
+    bound = _bound(context, dist, other)
+    broken = bound or _other_major(requirement, other.version)
+    if bound:
+        why = f"both hold compiled code: {dist.name} was built against the {other.name} that it names"
+    else:
+        why = f"{dist.name} was released for {requirement.name}{requirement.specifier}"
+    return Finding(
+        id="requirement-version",
+        severity="error" if broken else "warning",
+        title=f"{dist.label} does not go with {other.label}",
+        message=f"{dist.label} requires {requirement.name}{requirement.specifier}, installed is {other.version}",
+        when="import" if broken else "under-load",
+        cause=f"requirement:{other.name}",
+        why=why,
+        fix=f"pip install '{requirement.name}{requirement.specifier}'",
+        packages=[dist.label, other.label],
+    )
+
+
+def _bound(context: Context, dist: Distribution, other: Distribution) -> bool:
+    """Whether the requirement is about a binary interface: torch and its family, compiled on both sides."""
+    return _native(dist) and _native(other) and (other.name == "torch" or other.name.startswith(("nvidia-", "triton")))
+
+
+def _native(dist: Distribution) -> bool:
+    return any(re.search(r"\.so(\.\d+)*$", path) for path in dist.record or {})
+
+
+def _other_major(requirement: Requirement, version: str) -> bool:
+    """Whether the installed major lies outside of every major that the specifier allows."""
+    try:
+        major = Version(version).major
+    except InvalidVersion:
+        return False
+    bounds = [
+        _major(spec.version) for spec in requirement.specifier if spec.operator in ("<", "<=", "==", "~=", ">=", ">")
+    ]
+    known = [bound for bound in bounds if bound is not None]
+    if not known or major >= _CALENDAR_MAJOR:
+        return False
+    exclusive = [
+        s for s in requirement.specifier if s.operator == "<" and Version(s.version).release[1:] in ((), (0,), (0, 0))
+    ]
+    highest = max([_major(s.version) or 0 for s in requirement.specifier if s.operator not in ("!=",)], default=major)
+    if exclusive and highest == _major(exclusive[0].version):
+        return major >= highest
+    return major > highest or major < min(known)
+
+
+def _major(text: str) -> Optional[int]:
+    match = re.match(r"(\d+)", text)
+    return int(match.group(1)) if match else None

@@ -1,0 +1,3 @@
+from abi.fixtures import venv
+
+__all__ = ["venv"]
