@@ -13,7 +13,7 @@ import pytest
 from ddtree_deploy.abi.host import HostLimits, probe_host
 
 TORCH_SOURCE = """
-namespace c10 { void torch_check(int value) { (void)value; } struct Tensor { int x; }; int device_count() { return 0; } }
+namespace c10 { void torch_check(int value) { (void)value; } int device_count() { return 0; } }
 namespace at { int empty(int size) { return size; } }
 """
 NEW_STRING_SOURCE = """
