@@ -17,6 +17,7 @@ from ddtree_deploy.errors import DeployError, InputError, StepError
 from ddtree_deploy.plan.model import Action, Plan
 from ddtree_deploy.release.clone import clone_error
 from ddtree_deploy.release.files import remove_tree
+from ddtree_deploy.release.finish import finish_release
 from ddtree_deploy.release.journal import Journal, read_journal
 from ddtree_deploy.release.layout import Layout
 from ddtree_deploy.release.lock import Lock
@@ -63,6 +64,8 @@ def apply_plan(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]
         for action, step in zip(plan.actions, steps):
             if action in actions:
                 report.append(_run(action, step, context))
+        if context.partial.is_dir():  # a playbook that does not activate: the release waits for a `rollback --to`
+            _finish(plan.actions[-1], steps[-1], context)
         journal.append("run-end", release=plan.release_id, ok=True)
         progress(Progress("apply", "done", done_files=len(report), total_files=len(report), finished=True))
         return {
@@ -91,7 +94,10 @@ def _run(action: Action, step: Any, context: StepContext) -> Dict[str, Any]:
         for precondition in action.preconditions:
             preconditions.check(precondition, context)
         journal.append("begin", action=action.id, step=action.step, release=context.release_id, summary=action.summary)
-        _link_final(context, action)
+        if action.step == "activate":
+            _finish_partial(context)
+        else:
+            _link_final(context)
         result: Dict[str, Any] = step.apply(action, context) or {}
         seconds = round(time.monotonic() - started, 3)
         journal.append("end", action=action.id, step=action.step, release=context.release_id, seconds=seconds)
@@ -144,10 +150,27 @@ def _fail(action: Action, step: Any, context: StepContext, error: BaseException)
         return
 
 
-def _link_final(context: StepContext, action: Action) -> None:
+def _link_final(context: StepContext) -> None:
     """While it is built, the release's final path leads to where it is built."""
-    if context.partial.is_dir() and not os.path.lexists(context.final) and action.step != "activate":
+    if context.partial.is_dir() and not os.path.lexists(context.final):
         os.symlink(context.partial.name, context.final)
+
+
+def _finish_partial(context: StepContext) -> None:
+    if context.partial.is_dir():
+        cloned = next(action for action in context.plan.actions if action.step == "clone")
+        finish_release(cloned.params["record"], context)
+
+
+def _finish(action: Action, step: Any, context: StepContext) -> None:
+    try:
+        _finish_partial(context)
+    except BaseException as error:
+        failure = _failure(error, action, context)
+        _fail(action, step, context, failure or error)
+        if failure is None or failure is error:
+            raise
+        raise failure from error
 
 
 def _note_interruption(context: StepContext) -> None:

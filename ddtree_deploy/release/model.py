@@ -10,7 +10,7 @@ from ddtree_deploy.plan.model import FileChange, PackageChange
 
 @dataclass(frozen=True)
 class ReleaseRecord:
-    """Written as the last thing in a release before it gets its name; a release without it is not one.
+    """Written when a release is cloned, and again, complete, before it gets its name; without it, none.
 
     ``site_packages`` is relative to the release. ``environment`` and ``engine_arguments`` are the profile's, with
     ``{release}`` expanded to the release's path. ``files`` (paths as in the plan) have no ``diff``. ``rewritten`` are
@@ -31,6 +31,7 @@ class ReleaseRecord:
     engine: Optional[str] = None
     engine_version: Optional[str] = None
     abi_tag: Optional[str] = None
+    gpu: bool = True
     source: Dict[str, Any] = field(default_factory=dict)
     packages: List[PackageChange] = field(default_factory=list)
     files: List[FileChange] = field(default_factory=list)

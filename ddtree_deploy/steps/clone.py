@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import Any, Dict, List, Optional
 
 from ddtree_deploy.errors import DriftError, InputError, StepError
@@ -11,7 +10,9 @@ from ddtree_deploy.plan.draft import PlanDraft
 from ddtree_deploy.plan.inputs import PlanInputs
 from ddtree_deploy.plan.model import Action, Precondition
 from ddtree_deploy.release.clone import choose_method, clone_error, clone_tree, finish_folders
+from ddtree_deploy.release.distributions import find_site
 from ddtree_deploy.release.files import remove_tree, shown
+from ddtree_deploy.release.finish import planned_record, write_record
 from ddtree_deploy.release.paths import PathMentions
 from ddtree_deploy.release.relocate import old_paths, relocate
 from ddtree_deploy.steps import preconditions
@@ -49,7 +50,12 @@ def plan(inputs: PlanInputs, draft: PlanDraft) -> List[Action]:
             id="clone",
             step="clone",
             summary=f"clone {draft.base} {how}",
-            params={"base": draft.base, "method": method, "site_packages": draft.site_packages},
+            params={
+                "base": draft.base,
+                "method": method,
+                "site_packages": draft.site_packages,
+                "record": planned_record(inputs, draft),
+            },
             preconditions=checks,
             files=files,
             bytes=size,
@@ -66,7 +72,7 @@ def apply(action: Action, context: StepContext) -> Dict[str, Any]:
     base = str(action.params["base"])
     real = os.path.realpath(base)
     _check_places(base, real, context)
-    site = str(action.params.get("site_packages") or find_site(real))
+    site = str(action.params.get("site_packages") or find_site(real, "base-not-a-venv"))
     planned = str(action.params.get("method", "copy"))
     method = choose_method(os.path.join(real, "pyvenv.cfg"), str(context.layout.releases))
     total = action.bytes or 0
@@ -97,6 +103,7 @@ def apply(action: Action, context: StepContext) -> Dict[str, Any]:
     _recheck_base(action, context)
     context.notes += moved.notes
     _notes(real, base, done.skipped, context)
+    write_record(action.params["record"], context)
     return {
         "method": method,
         "planned_method": planned,
@@ -115,25 +122,6 @@ def apply(action: Action, context: StepContext) -> Dict[str, Any]:
 def undo(action: Action, context: StepContext) -> None:
     """Remove the clone."""
     remove_tree(context.partial)
-
-
-def find_site(venv: str) -> str:
-    """site-packages relative to ``venv``; raises InputError ``base-not-a-venv``."""
-    lib = os.path.join(venv, "lib")
-    names = sorted(os.listdir(lib)) if os.path.isdir(lib) else []
-    found = [
-        f"lib/{name}/site-packages"
-        for name in names
-        if re.match(r"(python|pypy)\d", name) and os.path.isdir(os.path.join(lib, name, "site-packages"))
-    ]
-    if len(found) == 1:
-        return found[0]
-    raise InputError(
-        "base-not-a-venv",
-        f"{venv} has {len(found) or 'no'} site-packages folders below lib/; one is expected",
-        where=venv,
-        hint="set `base` to the folder that holds pyvenv.cfg",
-    )
 
 
 def _check_places(base: str, real: str, context: StepContext) -> None:

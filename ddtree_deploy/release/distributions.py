@@ -1,0 +1,136 @@
+"""The distributions installed in a venv and the files they own. Standard library and packaging only (agent-safe).
+
+Sources: PyPA "Recording installed projects" (dist-info, RECORD); setuptools' egg-info with installed-files.txt and
+top_level.txt for what was installed without a RECORD.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from typing import Dict, Iterator, List
+
+from packaging.utils import canonicalize_name
+
+from ddtree_deploy.errors import InputError
+from ddtree_deploy.release.record import Row, parse_record, venv_path
+
+_FOLDER = re.compile(r"(?P<name>.+?)(?:-(?P<version>[^-]+))?(?:-py[\d.]+)?\.(?:dist|egg)-info\Z")
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """``folder``: the dist-info (or egg-info) in site-packages. ``files``: all that it owns inside the venv, relative
+    to the venv; ``hashes`` of those whose RECORD row has one; ``outside``: rows that lead out of the venv.
+    ``record`` is False where the files were told from the top-level names."""
+
+    name: str  # normalized
+    version: str
+    folder: str
+    files: List[str] = field(default_factory=list)
+    hashes: Dict[str, str] = field(default_factory=dict)
+    sizes: Dict[str, int] = field(default_factory=dict)
+    outside: List[str] = field(default_factory=list)
+    record: bool = True
+
+
+def find_site(venv: str, id: str = "not-a-venv") -> str:
+    """site-packages relative to ``venv``; raises InputError with ``id``."""
+    lib = os.path.join(venv, "lib")
+    names = sorted(os.listdir(lib)) if os.path.isdir(lib) else []
+    found = [
+        f"lib/{name}/site-packages"
+        for name in names
+        if re.match(r"(python|pypy)\d", name) and os.path.isdir(os.path.join(lib, name, "site-packages"))
+    ]
+    if len(found) == 1:
+        return found[0]
+    raise InputError(
+        id,
+        f"{venv} has {len(found) or 'no'} site-packages folders below lib/; one is expected",
+        where=venv,
+        hint="give the folder that holds pyvenv.cfg and bin/python",
+    )
+
+
+def find_distributions(venv: str, site: str) -> Dict[str, List[Distribution]]:
+    """All distributions by normalized name. A name has more than one when an uninstall went wrong."""
+    found: Dict[str, List[Distribution]] = {}
+    for folder in sorted(os.listdir(os.path.join(venv, site))):
+        match = _FOLDER.match(folder)
+        if match is None:
+            continue
+        name = canonicalize_name(match.group("name"))
+        found.setdefault(name, []).append(_read(venv, site, folder, name, match.group("version") or ""))
+    return found
+
+
+def owners(distributions: Dict[str, List[Distribution]], without: frozenset[str]) -> Dict[str, List[str]]:
+    """path -> names of the distributions that own it, those in ``without`` left out."""
+    found: Dict[str, List[str]] = {}
+    for name, same in distributions.items():
+        if name not in without:
+            for distribution in same:
+                for path in distribution.files:
+                    found.setdefault(path, []).append(name)
+    return found
+
+
+def is_bytecode(path: str) -> bool:
+    """Compiled files in ``__pycache__``, which releases do not take over."""
+    return "/__pycache__/" in path or path.startswith("__pycache__/")
+
+
+def _read(venv: str, site: str, folder: str, name: str, version: str) -> Distribution:
+    base = os.path.join(venv, site, folder)
+    record = os.path.join(base, "RECORD")
+    if os.path.isfile(record):
+        with open(record, "rb") as stream:
+            return _from_rows(name, version, folder, site, parse_record(stream.read()))
+    installed = os.path.join(base, "installed-files.txt")
+    if os.path.isfile(installed):
+        with open(installed, encoding="utf-8", errors="surrogateescape") as text:
+            paths = [os.path.normpath(os.path.join(folder, line.rstrip("\n"))) for line in text if line.strip()]
+        return _from_rows(name, version, folder, site, [(path, "", "") for path in paths])
+    files = [f"{site}/{path}" for path in _by_top_level(os.path.join(venv, site), folder, name)]
+    return Distribution(name, version, folder, files, record=False)
+
+
+def _from_rows(name: str, version: str, folder: str, site: str, rows: List[Row]) -> Distribution:
+    distribution = Distribution(name, version, folder)
+    for recorded, digest, size in rows:
+        path = venv_path(site, recorded)
+        if path is None:
+            distribution.outside.append(recorded)
+            continue
+        distribution.files.append(path)
+        if digest:
+            distribution.hashes[path] = digest
+        if size.isdigit():
+            distribution.sizes[path] = int(size)
+    return distribution
+
+
+def _by_top_level(site: str, folder: str, name: str) -> List[str]:
+    """Files below the top-level names, relative to site-packages; and the metadata itself."""
+    names: List[str] = []
+    with_names = os.path.join(site, folder, "top_level.txt")
+    if os.path.isfile(with_names):
+        with open(with_names, encoding="utf-8", errors="replace") as stream:
+            names = [line.strip() for line in stream if line.strip()]
+    names = names or [name.replace("-", "_")]
+    found: List[str] = []
+    for entry in sorted(os.listdir(site)):
+        if entry == folder or entry in names or (entry.partition(".")[0] in names and not entry.endswith("-info")):
+            found.extend(_below(site, entry))
+    return found
+
+
+def _below(site: str, entry: str) -> Iterator[str]:
+    path = os.path.join(site, entry)
+    if os.path.islink(path) or not os.path.isdir(path):
+        yield entry
+        return
+    for name in sorted(os.listdir(path)):
+        yield from _below(site, f"{entry}/{name}")

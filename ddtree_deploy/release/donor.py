@@ -1,0 +1,217 @@
+"""Taking distributions from another venv (a staging venv of ours, or a donor) into a release, by RECORD. Agent-safe.
+
+The venv they are taken from is only read. Files are linked, reflinked or copied; what names the other venv's path is
+rewritten as new files.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional, Set
+
+from packaging.version import InvalidVersion, Version
+
+from ddtree_deploy.agent.protocol import Progress, ProgressSink
+from ddtree_deploy.errors import StepError
+from ddtree_deploy.release.clone import Cloned, Copier, choose_method
+from ddtree_deploy.release.distributions import Distribution, find_distributions, is_bytecode, owners
+from ddtree_deploy.release.files import InsideCheck, make_folders, record_hash_file, remove_file, replace_file, shown
+from ddtree_deploy.release.paths import PathMentions
+from ddtree_deploy.release.record import format_record, parse_record, venv_path
+from ddtree_deploy.release.relocate import old_paths, relocate
+
+_EVERY = 512
+_HASHED_BELOW = 1 << 18  # bytes; larger files are checked by size here, and by hash in `verify --static`
+
+
+@dataclass
+class Placed:
+    """``files`` and ``bytes`` placed; ``counts`` by method; ``rewritten``: relative to the release; ``notes``."""
+
+    files: int = 0
+    bytes: int = 0
+    counts: Dict[str, int] = field(default_factory=dict)
+    rewritten: List[str] = field(default_factory=list)
+    notes: List[Dict[str, Any]] = field(default_factory=list)
+
+    def note(self, severity: str, id: str, message: str) -> None:
+        self.notes.append({"severity": severity, "id": id, "message": message})
+
+
+def place_distributions(
+    source: str,
+    source_site: str,
+    tree: str,
+    site: str,
+    wanted: Dict[str, str],
+    final: str,
+    progress: ProgressSink,
+    also_known_as: Optional[List[str]] = None,
+    strict: bool = True,
+) -> Placed:
+    """Put the distributions ``wanted`` (normalized name -> version) of the venv ``source`` into the release ``tree``.
+
+    ``final`` is the release's path to be; ``also_known_as``: paths under which ``source`` was known when it was made.
+    What is in the way is replaced; a file of a package that stays is reported. Raises StepError ``source-lacks``
+    (missing or of another version) and ``source-incomplete`` (files that RECORD names are not there, or differ; not
+    ``strict``: differences are a warning, for donors in which somebody edited files).
+    """
+    done = Placed()
+    available = find_distributions(source, source_site)
+    taken = [_pick(available, name, version, source) for name, version in sorted(wanted.items())]
+    kept = owners(find_distributions(tree, site), frozenset(wanted))
+    inside = InsideCheck(tree)
+    copier = Copier(choose_method(os.path.join(source, "pyvenv.cfg"), tree))
+    done.counts = copier.counts
+    moved = Cloned()
+    total_files = sum(len(distribution.files) for distribution in taken)
+    total_bytes = sum(sum(distribution.sizes.values()) for distribution in taken)
+    overwritten: List[str] = []
+    placed: Set[str] = set()
+    for distribution in taken:
+        for path in distribution.files:
+            target = site + path[len(source_site) :] if path.startswith(source_site + "/") else path
+            if is_bytecode(path) or target in placed:
+                continue
+            placed.add(target)
+            _place_file(f"{source}/{path}", tree, target, distribution, kept, inside, copier, moved, overwritten)
+            if len(placed) % _EVERY == 0:
+                size = sum(size for _, size in moved.files[-_EVERY:])
+                done.bytes += size
+                progress(Progress("overlay", distribution.name, done.bytes, total_bytes, len(placed), total_files))
+        if not distribution.record:
+            done.note(
+                "warning",
+                "no-record",
+                f"{distribution.name} in {source} has no RECORD; its files were told from its top-level names",
+            )
+        differing = _differing(tree, site, source_site, distribution)
+        if differing and strict:
+            raise StepError(
+                "source-incomplete",
+                f"{distribution.name} in {source} is not what its RECORD says: {_some(differing)}",
+                where=source,
+                hint=f"reinstall {distribution.name} {distribution.version} there",
+            )
+        if differing:
+            message = f"{distribution.name} in {source} was edited, and is taken as it is: {_some(differing)}"
+            done.note("warning", "donor-edited", message)
+    if overwritten:
+        done.note("warning", "shared-file", "files of packages that stay were replaced: " + _some(overwritten))
+    mentions = PathMentions(old_paths(source) + (also_known_as or []), final)
+    result = relocate(tree, site, moved, mentions, progress, os.path.basename(final))
+    done.rewritten = result.rewritten
+    done.notes += result.notes
+    for distribution in taken:
+        _drop_bytecode_rows(f"{tree}/{site}/{distribution.folder}/RECORD", site)
+    done.files = len(placed)
+    done.bytes = sum(size for _, size in moved.files)
+    progress(Progress("overlay", "", done.bytes, total_bytes, done.files, done.files, finished=True))
+    return done
+
+
+def same_public(found: str, wanted: str) -> bool:
+    """Equal versions; a local part (``+cu130``) counts only where both have one."""
+    try:
+        left, right = Version(found), Version(wanted)
+    except InvalidVersion:
+        return found == wanted
+    return left == right if left.local and right.local else left.public == right.public
+
+
+def _pick(available: Dict[str, List[Distribution]], name: str, version: str, source: str) -> Distribution:
+    candidates = available.get(name, [])
+    for candidate in candidates:
+        if same_public(candidate.version, version):
+            return candidate
+    found = f"has {candidates[0].version}" if candidates else "does not have it"
+    raise StepError(
+        "source-lacks",
+        f"{name} {version} was to be taken from {source}, which {found}",
+        where=source,
+        hint="the donor changed since the plan was made; plan again",
+    )
+
+
+def _place_file(
+    source: str,
+    tree: str,
+    target: str,
+    distribution: Distribution,
+    kept: Dict[str, List[str]],
+    inside: InsideCheck,
+    copier: Copier,
+    moved: Cloned,
+    overwritten: List[str],
+) -> None:
+    full = f"{tree}/{target}"
+    try:
+        info = os.lstat(source)
+    except FileNotFoundError:
+        raise StepError(
+            "source-incomplete",
+            f"{distribution.name}: {shown(source)} is in its RECORD but not there",
+            where=shown(source),
+            hint=f"reinstall {distribution.name} {distribution.version} in the environment that it is taken from",
+        ) from None
+    if stat.S_ISDIR(info.st_mode):
+        return
+    inside.require(full)
+    make_folders(os.path.dirname(full))
+    if os.path.lexists(full):
+        if target in kept and not _same_content(source, full):
+            overwritten.append(f"{shown(target)} of {', '.join(kept[target])} by that of {distribution.name}")
+        if os.path.isdir(full) and not os.path.islink(full):
+            raise StepError(
+                "folder-in-the-way",
+                f"{shown(target)} of {distribution.name} is a file; in the release a folder is in its place",
+                where=shown(full),
+            )
+        remove_file(full)
+    if stat.S_ISLNK(info.st_mode):
+        link = os.readlink(source)
+        os.symlink(link, full)
+        if os.path.isabs(link):
+            moved.outward.append((target, link))
+    elif stat.S_ISREG(info.st_mode):
+        copier.place(source, full, info)
+        moved.files.append((target, info.st_size))
+
+
+def _same_content(left: str, right: str) -> bool:
+    if not os.path.isfile(left) or not os.path.isfile(right):
+        return False
+    return os.path.getsize(left) == os.path.getsize(right) and record_hash_file(left) == record_hash_file(right)
+
+
+def _differing(tree: str, site: str, source_site: str, distribution: Distribution) -> List[str]:
+    """Placed files that are not what RECORD says: by size, the small ones also by hash. Files outside of site-packages
+    are scripts, into which installers write their interpreter's path after RECORD's row is made: they do not count."""
+    found: List[str] = []
+    for path, size in distribution.sizes.items():
+        if not path.startswith(source_site + "/") or is_bytecode(path):
+            continue
+        full = f"{tree}/{site}{path[len(source_site) :]}"
+        now = os.stat(full).st_size
+        digest = distribution.hashes.get(path, "")
+        if now != size:
+            found.append(f"{shown(path)} ({now:,} bytes instead of {size:,})")
+        elif now < _HASHED_BELOW and digest.startswith("sha256=") and record_hash_file(full)[0] != digest:
+            found.append(f"{shown(path)} (another sha256)")
+    return found
+
+
+def _drop_bytecode_rows(record: str, site: str) -> None:
+    if not os.path.isfile(record):
+        return
+    with open(record, "rb") as stream:
+        rows = parse_record(stream.read())
+    left = [row for row in rows if not is_bytecode(venv_path(site, row[0]) or "")]
+    if left != rows:
+        replace_file(record, format_record(left))
+
+
+def _some(items: List[str]) -> str:
+    return ", ".join(items[:5]) + (f" and {len(items) - 5} more" if len(items) > 5 else "")
