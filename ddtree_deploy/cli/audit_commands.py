@@ -64,17 +64,25 @@ def verify(
 def survey(context: typer.Context, hosts: Hosts) -> None:
     """Report what the installed engine has: local changes, algorithms, tree masks, what patches would touch."""
     app = app_context(context)
-    work = call_op("survey.run", lambda host: {"root": host.root, "base": host.require("base")}, lambda result: 0)
+    work = call_op("survey.run", _survey_params, lambda result: 0)
 
     def draw(console: Console, result: HostResult) -> None:
-        from ddtree_deploy.codec import from_dict
-        from ddtree_deploy.survey.model import Survey
         from ddtree_deploy.survey.report import render
 
-        console.print(result.host, style="bold")
-        render(from_dict(Survey, result.value, "survey"), console, app.output.verbose)
+        render(console, result.value, host=result.host, verbose=app.output.verbose)
 
     run_on_hosts(app, "survey", app.hosts(hosts), work, draw)
+
+
+def _survey_params(host: HostSettings) -> dict[str, Any]:
+    """With the patch set of the host's profile, so that the report says what it would touch."""
+    from ddtree_deploy.codec import to_dict
+    from ddtree_deploy.patching.series import load_patch_set
+    from ddtree_deploy.profiles.loader import load_profile
+
+    name = load_profile(host.profile).patch_set if host.profile is not None else None
+    patch_set = to_dict(load_patch_set(name)) if name is not None else None
+    return {"root": host.root, "base": host.base, "patch_set": patch_set}
 
 
 def abi(
