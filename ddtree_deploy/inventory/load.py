@@ -23,6 +23,7 @@ from ddtree_deploy.inventory.yaml_lines import Document, KeyPath, read_yaml
 from ddtree_deploy.profiles.model import Source
 from ddtree_deploy.resources import data_dir
 
+PORTS_PER_SERVICE = 2
 _VERBATIM = frozenset({"environment", "engine_arguments"})
 
 
@@ -212,10 +213,11 @@ def _host_findings(settings: HostSettings, file: InventoryFile) -> list[Finding]
                 True,
             )
         )
-    if settings.gpus is not None and settings.ports[1] - settings.ports[0] + 1 < len(settings.gpus):
-        count = settings.ports[1] - settings.ports[0] + 1
-        message = f"{len(settings.gpus)} GPUs need as many ports, the range has {count}"
-        findings.append(Finding("bad-ports", message, host, "widen ports", True))
+    ports, gpus = settings.ports[1] - settings.ports[0] + 1, len(settings.gpus or (0,))
+    if ports < PORTS_PER_SERVICE * gpus:
+        message = f"{gpus} services need {PORTS_PER_SERVICE * gpus} ports, the range has {ports}"
+        hint = "a service has one port for requests and one for its own processes"
+        findings.append(Finding("bad-ports", message, host, hint, True))
     donor = settings.source.donor
     if donor:
         findings += _donor_findings(donor, settings, file.hosts, host)

@@ -310,5 +310,6 @@ class InventoryFile(StrictModel):
 
 MISPLACED = {
     **dict.fromkeys(("address", "port", "user", "identity", "jump", "connect_timeout", "python"), "connection"),
+    "groups": "hosts",
     **dict.fromkeys(("index", "extra_index", "wheelhouse", "donor"), "source"),
 }

@@ -64,7 +64,7 @@ def report(findings: list[Finding], document: Document) -> InputError:
         key = dotted(finding.path)
         message = f"{key}: {finding.message}" if key else finding.message
         errors.append({"id": finding.id, "where": where, "key": key, "message": message, "hint": finding.hint})
-    errors.sort(key=lambda entry: [int(part) for part in re.findall(r":(\d+)", str(entry["where"]))[-2:]])
+    errors.sort(key=_place)
     first = errors[0]
     details: dict[str, Any] = {}
     message = str(first["message"])
@@ -74,6 +74,11 @@ def report(findings: list[Finding], document: Document) -> InputError:
     if len(errors) > MAX_SHOWN:
         details["more"] = len(errors) - MAX_SHOWN
     return InputError(str(first["id"]), message, where=first["where"], hint=first["hint"], details=details)
+
+
+def _place(entry: dict[str, Any]) -> tuple[list[int], bool]:
+    """Line and column; at the same place, what is there comes before what is missing."""
+    return [int(part) for part in re.findall(r":(\d+)", str(entry["where"]))[-2:]], entry["id"] == "missing-key"
 
 
 def dotted(path: KeyPath) -> str:
