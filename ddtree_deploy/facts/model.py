@@ -36,7 +36,8 @@ class Toolkit:
 
 @dataclass(frozen=True)
 class Package:
-    """One installed distribution. ``abi_tag`` is cu128 | cu130 | cpu, or None where it has no CUDA build."""
+    """One installed distribution. ``abi_tag`` is cu128 | cu130 | cpu, cu12 | cu13 where only the major is known (from
+    the libraries it links), or None where it has no CUDA build."""
 
     name: str  # normalized (PEP 503)
     version: str
@@ -77,6 +78,7 @@ class Engine:
     editable: Optional[str] = None
     changed_files: List[str] = field(default_factory=list)
     missing_files: List[str] = field(default_factory=list)
+    added_files: List[str] = field(default_factory=list)  # *.py in its packages that RECORD does not list
     sha256: Dict[str, Optional[str]] = field(default_factory=dict)
 
 

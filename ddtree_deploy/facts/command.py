@@ -1,0 +1,59 @@
+"""Runs a short command for its output, never longer than allowed. Standard library only (agent-safe)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from dataclasses import dataclass
+from typing import List, Optional
+
+
+@dataclass(frozen=True)
+class Output:
+    """``status`` is None when the command was given up; ``problem`` says why there is no usable output."""
+
+    status: Optional[int]
+    stdout: str = ""
+    stderr: str = ""
+    problem: Optional[str] = None
+
+    @property
+    def ok(self) -> bool:
+        return self.status == 0
+
+
+def run(command: List[str], timeout: float) -> Output:
+    """The command's output. A process that cannot even be killed (a driver call that hangs) is left behind."""
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, "LC_ALL": "C"},
+        )
+    except OSError as error:
+        return Output(None, problem=f"{command[0]} cannot be run: {error.strerror}")
+    parts: List[bytes] = [b"", b""]
+
+    def read() -> None:
+        parts[:] = process.communicate()
+
+    # communicate(timeout=...) would wait without limit for the process after having killed it
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(timeout)
+    if reader.is_alive():
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        return Output(None, problem=f"{command[0]} did not answer within {timeout:g} s")
+    out, err = (part.decode("utf-8", "replace") for part in parts)
+    problem = None
+    if process.returncode != 0:
+        lines = [line.strip() for line in (err + "\n" + out).splitlines() if line.strip()]
+        problem = lines[0] if lines else f"{command[0]} ended with status {process.returncode}"
+    return Output(process.returncode, out, err, problem)

@@ -1,0 +1,157 @@
+"""What a base venv is: read from its files; its Python is run once, to see that it can. Agent-safe."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, List, Optional, Tuple
+
+from ddtree_deploy.agent.protocol import Progress, ProgressSink, silent
+from ddtree_deploy.facts.command import run
+from ddtree_deploy.facts.files import exists, is_dir, read_bytes, read_text
+from ddtree_deploy.facts.model import Venv
+from ddtree_deploy.facts.packages import Distribution, read_distributions
+
+_PYTHON_TIMEOUT = 20.0
+_ASK_PYTHON = "import sys;print('%d.%d.%d' % sys.version_info[:3]);print(sys.base_prefix)"
+
+
+@dataclass(frozen=True)
+class ScannedVenv:
+    """The venv's facts, and the distributions that they were made from."""
+
+    venv: Venv
+    distributions: List[Distribution]
+
+
+def probe_venv(path: str, progress: ProgressSink = silent) -> Venv:
+    """The environment at ``path`` (``~`` allowed). Never fails: what is wrong is in ``problem``."""
+    return scan_venv(path, progress).venv
+
+
+def scan_venv(path: str, progress: ProgressSink = silent) -> ScannedVenv:
+    """As :func:`probe_venv`."""
+    folder = Path(os.path.normpath(Path(path).expanduser()))
+    if not is_dir(folder):
+        problem = "it is not a folder" if exists(folder) else "there is no such folder"
+        if os.path.lexists(folder) and not exists(folder):
+            problem = f"it is a link to {folder.readlink()}, which does not exist"
+        return ScannedVenv(Venv(str(folder), exists(folder), problem=problem), [])
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return ScannedVenv(Venv(str(folder), True, problem="it cannot be read by the user that connects"), [])
+    config = _read_config(folder / "pyvenv.cfg")
+    python, base_prefix, python_problem = _ask_python(folder)
+    site = _site_packages(folder, python)
+    distributions = read_distributions(site) if site else []
+    files, size = _count(folder, progress)
+    venv = Venv(
+        path=str(folder),
+        exists=True,
+        python=python,
+        prefix=str(folder),
+        base_prefix=base_prefix,
+        home=(config or {}).get("home"),
+        site_packages=str(site) if site else None,
+        packages=[distribution.package for distribution in distributions],
+        fingerprint=_fingerprint(folder, python, site, distributions),
+        files=files,
+        bytes=size,
+        problem=_kind_problem(folder, config) or python_problem or _site_problem(folder, site, python),
+    )
+    return ScannedVenv(venv, distributions)
+
+
+def _kind_problem(folder: Path, config: Optional[Dict[str, str]]) -> Optional[str]:
+    if is_dir(folder / "conda-meta"):
+        return (
+            "it is a conda environment, whose files are bound to their folder: make a venv with its Python "
+            "(bin/python -m venv FOLDER) and install the packages into that"
+        )
+    if config is None:
+        return "it has no pyvenv.cfg, so it is not a venv"
+    if config.get("include-system-site-packages", "false").lower() == "true":
+        return "it uses the system's site-packages (include-system-site-packages), which a release cannot hold"
+    return None
+
+
+def _site_problem(folder: Path, site: Optional[Path], python: Optional[str]) -> Optional[str]:
+    if site is not None:
+        return None
+    others = sorted(path.parent.name for path in folder.glob("lib/python3*/site-packages"))
+    if others and python:
+        return f"its packages are for {', '.join(others)}, but its Python is now {python}"
+    return "it has no site-packages folder"
+
+
+def _read_config(path: Path) -> Optional[Dict[str, str]]:
+    if not exists(path):
+        return None
+    pairs = (line.partition("=") for line in read_text(path).splitlines() if "=" in line)
+    return {key.strip().lower(): value.strip() for key, _, value in pairs}
+
+
+def _ask_python(folder: Path) -> Tuple[Optional[str], Optional[str], Optional[str]]:
+    """(version, base prefix, problem)."""
+    python = folder / "bin" / "python"
+    if not os.path.lexists(python):
+        python = folder / "bin" / "python3"
+    if not os.path.lexists(python):
+        return None, None, "it has no bin/python"
+    if not exists(python):
+        target = os.path.realpath(python)
+        return None, None, f"its bin/{python.name} leads to {target}, which does not exist: was that Python removed?"
+    output = run([str(python), "-I", "-S", "-c", _ASK_PYTHON], _PYTHON_TIMEOUT)
+    lines = output.stdout.splitlines()
+    if not output.ok or len(lines) != 2 or not re.match(r"\d+\.\d+\.\d+\Z", lines[0]):
+        return None, None, f"its bin/{python.name} does not run: {output.problem or 'unexpected output'}"
+    return lines[0], lines[1], None
+
+
+def _site_packages(folder: Path, python: Optional[str]) -> Optional[Path]:
+    if python:
+        site = folder / "lib" / f"python{'.'.join(python.split('.')[:2])}" / "site-packages"
+        return site if is_dir(site) else None
+    found = sorted(folder.glob("lib/python3*/site-packages"))
+    return found[0] if len(found) == 1 else None
+
+
+def _fingerprint(folder: Path, python: Optional[str], site: Optional[Path], distributions: List[Distribution]) -> str:
+    """sha256 over what makes the environment: Python, configuration, each package with its RECORD, .pth files."""
+    digest = hashlib.sha256()
+
+    def add(*parts: str) -> None:
+        digest.update("\0".join(parts).encode("utf-8", "surrogateescape") + b"\n")
+
+    add("python", python or "")
+    add("pyvenv.cfg", _sha256(folder / "pyvenv.cfg"))
+    for distribution in distributions:
+        add("package", distribution.package.name, distribution.package.version, distribution.digest)
+    for path in sorted(site.glob("*.pth")) if site else []:
+        add("pth", path.name, _sha256(path))
+    return digest.hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(read_bytes(path) or b"").hexdigest()
+
+
+def _count(folder: Path, progress: ProgressSink) -> Tuple[int, int]:
+    """(files, bytes) below ``folder``; links are not followed, and what cannot be read is left out."""
+    files = size = 0
+    folders = [str(folder)]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    else:
+                        files += 1
+                        size += entry.stat(follow_symlinks=False).st_size
+        except OSError:
+            continue
+        progress(Progress("facts", "counting files", done_bytes=size, done_files=files))
+    return files, size
