@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.serve.spec import ServiceSpec
@@ -65,6 +65,15 @@ def split_options(arguments: Sequence[str]) -> List[Tuple[str, List[str]]]:
         else:
             groups[-1][1].append(token)
     return groups
+
+
+def option_value(arguments: Sequence[str], name: str) -> Optional[str]:
+    """The last value that ``arguments`` give option ``name``, or None."""
+    value: Optional[str] = None
+    for option, tokens in split_options(arguments):
+        if option == name:
+            value = tokens[0].partition("=")[2] if "=" in tokens[0] else (tokens[1] if len(tokens) > 1 else None)
+    return value
 
 
 def check_engine_arguments(arguments: Sequence[str], api_key: bool) -> None:

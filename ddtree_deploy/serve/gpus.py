@@ -1,78 +1,83 @@
-"""The host's GPUs for services: which there are, where a UUID sits now, and which processes hold one."""
+"""Which GPUs services go on, where a GPU is now, and which processes hold it. The probing itself is ``facts.gpu``'s."""
 
 from __future__ import annotations
 
-import csv
-import io
-import shutil
-import subprocess
-from typing import Dict, List, Optional, Sequence
+from pathlib import Path
+from typing import List, Optional, Sequence, Set
 
 from ddtree_deploy.errors import InputError, StepError
+from ddtree_deploy.facts.gpu import GpuFacts, probe_gpus
 from ddtree_deploy.facts.model import Gpu
+from ddtree_deploy.serve.command import option_value
+from ddtree_deploy.serve.environment import release_record
 
-_TIMEOUT_S = 30
+
+def runs_on_cpu(release: Path, engine_arguments: Sequence[str]) -> Optional[bool]:
+    """Whether this release serves on the CPU: as ``--device`` says, else as it was built; None if neither tells."""
+    device = option_value(engine_arguments, "--device")
+    if device is not None:
+        return device == "cpu"
+    tag = release_record(release).get("abi_tag")
+    return None if tag is None else tag == "cpu"
 
 
-def list_gpus() -> List[Gpu]:
-    """The GPUs in PCI bus order; empty where there is no nvidia-smi or it sees none."""
-    rows = _query("--query-gpu=index,uuid,name,memory.total,memory.used")
-    gpus = []
-    for row in rows:
-        if len(row) == 5 and row[0].isdigit():
-            total, used = (int(value) if value.isdigit() else None for value in row[3:])
-            gpus.append(Gpu(int(row[0]), row[1], row[2], memory_mib=total, memory_used_mib=used))
-    return gpus
+def select_gpus(facts: GpuFacts, wanted: Optional[Sequence[int]], on_cpu: Optional[bool]) -> List[Optional[Gpu]]:
+    """The GPUs to serve on, all by default; ``[None]`` is the CPU, of a CPU release or a host without GPUs.
+
+    Raises InputError: ``gpu-missing`` for an index that does not exist, ``gpu-twice``, ``no-gpus``, ``gpus-on-cpu``
+    when GPUs are asked of a CPU release, ``gpu-split`` for one that MIG splits.
+    """
+    if wanted is not None and not wanted:
+        raise InputError("no-gpus", "the list of GPUs is empty", where="gpus", hint="leave it out to use all of them")
+    if on_cpu:
+        if wanted is not None:
+            raise InputError(
+                "gpus-on-cpu",
+                "this release serves on the CPU",
+                where="gpus",
+                hint="leave gpus out, or use a GPU profile",
+            )
+        return [None]
+    if not facts.gpus and wanted is None:
+        if on_cpu is None:
+            return [None]
+        why = f": {facts.problem}" if facts.problem else ""
+        raise InputError(
+            "no-gpus",
+            f"this release serves on GPUs, and this host shows none{why}",
+            hint="provision with a CPU profile",
+        )
+    by_index = {gpu.index: gpu for gpu in facts.gpus}
+    there = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in facts.gpus) or facts.problem or "none"
+    chosen: List[Optional[Gpu]] = []
+    for index in by_index if wanted is None else wanted:
+        gpu = by_index.get(index)
+        if gpu is None:
+            raise InputError("gpu-missing", f"there is no GPU {index}", where="gpus", hint=f"this host has: {there}")
+        if gpu in chosen:
+            raise InputError(
+                "gpu-twice", f"GPU {index} is named twice", where="gpus", hint="one service runs on each GPU"
+            )
+        if gpu.mig:
+            raise InputError(
+                "gpu-split",
+                f"GPU {index} is split by MIG, which is not supported",
+                where="gpus",
+                hint="name other GPUs",
+            )
+        chosen.append(gpu)
+    return chosen
 
 
 def current_index(uuid: str) -> int:
-    """Where this GPU is now; raises StepError ``gpu-gone``."""
-    for gpu in list_gpus():
+    """Where this GPU is now, in PCI bus order; raises StepError ``gpu-gone``."""
+    facts = probe_gpus()
+    for gpu in facts.gpus:
         if gpu.uuid == uuid:
             return gpu.index
-    raise StepError("gpu-gone", f"GPU {uuid} is not there any more", hint="nvidia-smi -L lists what the driver sees")
+    raise StepError("gpu-gone", f"GPU {uuid} is not there any more", hint=facts.problem or "nvidia-smi -L lists all")
 
 
-def holders() -> Dict[int, str]:
-    """Process id -> GPU UUID of every compute process that the driver reports (host pids; none in some containers)."""
-    rows = _query("--query-compute-apps=pid,gpu_uuid")
-    return {int(row[0]): row[1] for row in rows if len(row) == 2 and row[0].isdigit()}
-
-
-def select_gpus(gpus: Sequence[Gpu], wanted: Optional[Sequence[int]]) -> List[Optional[Gpu]]:
-    """The GPUs to serve on, all by default; ``[None]`` (the CPU) on a host without any.
-
-    Raises InputError ``gpu-missing`` for an index that does not exist, ``gpu-twice`` for a repeated one.
-    """
-    if wanted is None:
-        return list(gpus) or [None]
-    by_index = {gpu.index: gpu for gpu in gpus}
-    for position, index in enumerate(wanted):
-        if index not in by_index:
-            there = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in gpus) or "none"
-            raise InputError("gpu-missing", f"there is no GPU {index}", where="gpus", hint=f"this host has: {there}")
-        if index in wanted[:position]:
-            raise InputError("gpu-twice", f"GPU {index} is named twice", where="gpus")
-    if not wanted:
-        raise InputError("no-gpus", "the list of GPUs is empty", where="gpus", hint="leave it out to use all of them")
-    return [by_index[index] for index in wanted]
-
-
-def _query(question: str) -> List[List[str]]:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    try:
-        answer = subprocess.run(
-            [program, question, "--format=csv,noheader,nounits"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    if answer.returncode != 0:
-        return []
-    return [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(answer.stdout)) if row]
+def holders(uuid: str) -> Set[int]:
+    """The processes that the driver lists on a GPU (in some containers it lists none)."""
+    return {process.pid for gpu in probe_gpus().gpus if gpu.uuid == uuid for process in gpu.processes}

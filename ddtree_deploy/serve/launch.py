@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import time
 import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-import ddtree_deploy
 from ddtree_deploy import codec
-from ddtree_deploy.agent.archive import archive_path
-from ddtree_deploy.agent.archive import command as agent_command
 from ddtree_deploy.agent.protocol import Progress, ProgressSink
 from ddtree_deploy.errors import DeployError, InputError, StepError
+from ddtree_deploy.facts.gpu import GpuFacts, probe_gpus
 from ddtree_deploy.facts.model import Gpu
 from ddtree_deploy.release.layout import Layout
 from ddtree_deploy.release.lock import Lock
+from ddtree_deploy.serve.command import merge_arguments
 from ddtree_deploy.serve.environment import release_python, resolve_release
-from ddtree_deploy.serve.gpus import list_gpus, select_gpus
+from ddtree_deploy.serve.gpus import runs_on_cpu, select_gpus
 from ddtree_deploy.serve.logs import tail
+from ddtree_deploy.serve.manager import start_service
 from ddtree_deploy.serve.ports import DEFAULT_RANGE, allocate
 from ddtree_deploy.serve.settings import LaunchSettings, base_spec, parse_ports, read_settings
 from ddtree_deploy.serve.spec import ServiceFolder, ServiceSpec, service_folders
 from ddtree_deploy.serve.state import LIVING, read_state, service_info
 from ddtree_deploy.serve.stop import stop_service
 
-_SUPERVISOR_START_S = 20.0
 _POLL_S = 0.3
 
 
@@ -51,16 +48,17 @@ def op_launch(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     that came up keep running, ``details`` has all of them and the log lines.
     """
     settings = read_settings(params)
-    layout = Layout(settings.root)
+    layout = layout_of(params)
     release = resolve_release(layout.root, settings.release)
     release_python(release)
     base = base_spec(settings, release)
-    gpus = select_gpus(list_gpus(), settings.gpus)
+    on_cpu = runs_on_cpu(release, merge_arguments(base.profile_arguments, base.engine_arguments))
+    gpus = select_gpus(GpuFacts() if on_cpu else probe_gpus(), settings.gpus, on_cpu)
     with Lock(layout.services / ".lock", "launch"):
         targets = _prepare(layout, base, settings, gpus, progress)
         for target in targets:
             if target.launch is not None:
-                start_supervisor(target.folder, target.launch)
+                start_service(target.folder, target.launch)
     return _wait_for(targets, settings.wait, progress)
 
 
@@ -69,7 +67,7 @@ def op_restart(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]
 
     params: ``{"root", "services": names or None for all, "wait": bool}``. Result and errors as ``op_launch``.
     """
-    layout = Layout(params.get("root") or "/opt/ddtree")
+    layout = layout_of(params)
     folders = pick_services(layout, params.get("services"))
     targets = []
     with Lock(layout.services / ".lock", "restart"):
@@ -79,8 +77,13 @@ def op_restart(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]
             release_python(Path(spec.release))
             stop_service(folder, progress)
             targets.append(_Target(folder, spec, uuid.uuid4().hex))
-            start_supervisor(folder, targets[-1].launch or "")
+            start_service(folder, targets[-1].launch or "")
     return _wait_for(targets, bool(params.get("wait", True)), progress)
+
+
+def layout_of(params: Dict[str, Any]) -> Layout:
+    """The paths under ``params["root"]``, default /opt/ddtree; raises InputError ``bad-root``."""
+    return Layout(Path(params.get("root") or "/opt/ddtree").expanduser())
 
 
 def pick_services(layout: Layout, names: Optional[List[str]]) -> List[ServiceFolder]:
@@ -166,42 +169,6 @@ def _running(folder: ServiceFolder, spec: ServiceSpec, wanted: ServiceSpec) -> I
         where=str(folder.path),
         hint="stop it first, or launch with --replace",
         details={"changed": changed},
-    )
-
-
-def start_supervisor(folder: ServiceFolder, launch: str) -> None:
-    """Start the supervisor as a process of its own and wait until it says so; raises StepError ``supervisor-failed``.
-
-    It runs the code that runs now, a zipapp or a source tree, and imports all of it at its start: the zipapp may be
-    replaced while the service lives.
-    """
-    environment = dict(os.environ)
-    if archive_path() is None:  # a source tree or an installed package: the child shall import the same one
-        environment["PYTHONPATH"] = str(Path(ddtree_deploy.__file__).resolve().parent.parent)
-    handle = os.open(folder.supervisor_log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as output:
-        process = subprocess.Popen(
-            agent_command(["supervise", str(folder.path), launch]),
-            env=environment,
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-    process.wait()
-    deadline = time.monotonic() + _SUPERVISOR_START_S
-    while time.monotonic() < deadline:
-        state = read_state(folder)
-        if state is not None and state.launch == launch:
-            return
-        time.sleep(0.05)
-    said = "\n".join(tail(folder.supervisor_log, 20)[0])
-    raise StepError(
-        "supervisor-failed",
-        f"the supervisor of {folder.name} did not start",
-        where=str(folder.supervisor_log),
-        details={"log": said.splitlines()},
     )
 
 

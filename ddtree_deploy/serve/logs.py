@@ -5,8 +5,10 @@ A cursor is ``<inode>:<offset>``; it stays good when the file is rotated once be
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import threading
 from pathlib import Path
 from typing import IO, Iterable, List, Optional, Tuple
 
@@ -15,7 +17,11 @@ KEEP = 3  # rotated files beside the current one
 _READ_LIMIT = 1024 * 1024
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit)\b(?::|\s*$)")
 _ARGPARSE = re.compile(r"[\w.\- ]+: error: ")
-_OOM = re.compile(r"out of memory|Cannot allocate memory|No space left on device", re.IGNORECASE)
+_FOLLOWS = re.compile(
+    r"EOFError|BrokenPipeError|ConnectionResetError|KeyboardInterrupt|SystemExit|asyncio\..*CancelledError"
+    r"|RuntimeError: (?:Initialization failed|Rank \d+ scheduler|.*scheduler.* (?:died|is dead))"
+)
+_MEMORY = re.compile(r"out of memory|Cannot allocate memory|No space left on device", re.IGNORECASE)
 
 
 class LogWriter:
@@ -26,17 +32,20 @@ class LogWriter:
         self._limit = limit
         self._secrets = sorted((value for value in secrets if value), key=len, reverse=True)
         self._stream = self._open()
+        self._lock = threading.Lock()
 
     def _open(self) -> IO[bytes]:
         handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         return os.fdopen(handle, "wb", buffering=0)
 
     def write_line(self, line: str) -> None:
+        """Append a line. One that the disk does not take is lost: a full disk must not stop the engine."""
         for secret in self._secrets:
             line = line.replace(secret, "***")
-        self._stream.write(line.encode("utf-8", "replace") + b"\n")
-        if self._stream.tell() >= self._limit:
-            self._rotate()
+        with self._lock, contextlib.suppress(OSError):
+            self._stream.write(line.encode("utf-8", "replace") + b"\n")
+            if self._stream.tell() >= self._limit:
+                self._rotate()
 
     def cursor(self) -> str:
         """Where the next line will be."""
@@ -101,19 +110,17 @@ def read_from(path: Path, cursor: Optional[str]) -> Tuple[List[str], Optional[st
 def find_cause(lines: List[str]) -> Optional[str]:
     """The line that says best why the engine ended: its own ``ValueError: …`` rather than what followed from it.
 
-    The first exception of the log counts, since later ones ("Initialization failed", a killed child) follow from it;
-    a traceback's "During handling" chain counts by its last. Argument errors and memory errors count too.
+    That is an argument parser's error, else the last exception that is not known to follow from another one (the main
+    process saying that its child is gone), else the last one of those, else a line about memory or disk.
     """
-    after_traceback: Optional[str] = None
-    for number, line in enumerate(lines):
-        if _ARGPARSE.match(line):
-            return line.strip()
-        if _EXCEPTION.match(line) and "Warning" not in line.split(":", 1)[0]:
-            after_traceback = line.strip()
-            rest = [text for text in lines[number + 1 : number + 12] if text.strip()]
-            if not any(text.startswith(("During handling", "The above exception")) for text in rest[:1]):
-                return after_traceback
-    return after_traceback or next((line.strip() for line in reversed(lines) if _OOM.search(line)), None)
+    exceptions = [line.strip() for line in lines if _EXCEPTION.match(line) and "Warning" not in line.split(":", 1)[0]]
+    causes = [line for line in exceptions if not _FOLLOWS.match(line)]
+    parser = [line.strip() for line in lines if _ARGPARSE.match(line)]
+    memory = [line.strip() for line in lines if _MEMORY.search(line)]
+    for candidates in (parser, causes, memory, exceptions):
+        if candidates:
+            return candidates[-1]
+    return None
 
 
 def _rotated(path: Path, number: int) -> Path:

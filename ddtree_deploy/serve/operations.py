@@ -11,9 +11,8 @@ from ddtree_deploy import codec
 from ddtree_deploy.agent.protocol import ProgressSink
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.facts.model import ServiceInfo
-from ddtree_deploy.release.layout import Layout
 from ddtree_deploy.serve import readiness
-from ddtree_deploy.serve.launch import op_launch, op_restart, pick_services
+from ddtree_deploy.serve.launch import layout_of, op_launch, op_restart, pick_services
 from ddtree_deploy.serve.logs import find_cause, read_from, tail
 from ddtree_deploy.serve.spec import API_KEY, ServiceFolder, ServiceSpec, service_folders
 from ddtree_deploy.serve.state import ProbeResult, read_state, service_info
@@ -40,10 +39,10 @@ def op_status(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     params: ``{"root", "services": names or None, "probe": bool = True, "probe_timeout": seconds = 10}``. Result:
     ``{"services": [...]}``, each a ServiceInfo with ``listen``, ``ready`` and ``restarts``, ``draft``, ``log`` (path),
     ``last_lines`` and ``cause`` of a failed one, ``probe`` (the last completion: ok, at, seconds, text, error) and
-    ``tokens_per_step`` of a speculative one that has answered something. A ready service is asked for one token, unless
-    somebody asks already; a probe that fails is shown and changes nothing: a long prefill is no failure.
+    ``tokens_per_step`` of a speculative one that has answered something. A ready service is asked for a token or a few,
+    unless somebody asks already; a probe that fails is shown and changes nothing: a long prefill is no failure.
     """
-    layout = Layout(params.get("root") or "/opt/ddtree")
+    layout = layout_of(params)
     names = params.get("services")
     folders = service_folders(layout.root) if names is None else pick_services(layout, names)
     probe = bool(params.get("probe", True))
@@ -58,7 +57,7 @@ def op_logs(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     Result: ``{"service", "lines": [...], "cursor", "state"}``. With a cursor: the complete lines since; following a log
     is asking again with the cursor that came back. Raises InputError.
     """
-    layout = Layout(params.get("root") or "/opt/ddtree")
+    layout = layout_of(params)
     name = params.get("service")
     folders = pick_services(layout, [name] if name is not None else None)
     if len(folders) > 1:
@@ -87,7 +86,7 @@ def op_stop(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     "changed"}``. Stopping what does not run is fine. Raises InputError ``no-such-service``, StepError
     ``processes-left`` or ``gpu-held``.
     """
-    layout = Layout(params.get("root") or "/opt/ddtree")
+    layout = layout_of(params)
     names = params.get("services")
     folders = service_folders(layout.root) if names is None else pick_services(layout, names)
     services = []
@@ -130,7 +129,7 @@ def _probe_once(folder: ServiceFolder, spec: ServiceSpec, timeout: float) -> Opt
     handle = os.open(folder.path / "probe.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return readiness.complete_one_token(spec, folder.secrets().get(API_KEY), timeout)
+        return readiness.complete(spec, folder.secrets().get(API_KEY), timeout)
     except BlockingIOError:
         return None
     finally:

@@ -17,6 +17,8 @@ from ddtree_deploy.serve.process import ProcessIdentity
 from ddtree_deploy.serve.spec import ServiceSpec
 from ddtree_deploy.serve.state import ProbeResult, timestamp
 
+_SPECULATIVE_TOKENS = 4
+
 
 def probe_address(listen: str) -> str:
     """The address under which a server that listens on ``listen`` is reached from its own host."""
@@ -49,10 +51,12 @@ def request(
     return json.loads(text)
 
 
-def complete_one_token(spec: ServiceSpec, api_key: Optional[str], timeout: float) -> ProbeResult:
-    """Ask the engine for one token, greedily. Never raises: what went wrong is in the result."""
+def complete(spec: ServiceSpec, api_key: Optional[str], timeout: float) -> ProbeResult:
+    """Ask the engine for one token, greedily; for a few of a speculative one, whose first comes from the prefill alone,
+    so that draft and verification run too. Never raises: what went wrong is in the result."""
     began = time.monotonic()
-    body: Dict[str, Any] = {"text": "def", "sampling_params": {"max_new_tokens": 1, "temperature": 0.0}}
+    tokens = 1 if spec.algorithm == "none" else _SPECULATIVE_TOKENS
+    body: Dict[str, Any] = {"text": "def", "sampling_params": {"max_new_tokens": tokens, "temperature": 0.0}}
     if "--skip-tokenizer-init" in [*spec.profile_arguments, *spec.engine_arguments]:
         body["input_ids"] = [10, 11, 12]
         del body["text"]

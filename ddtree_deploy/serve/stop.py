@@ -69,7 +69,7 @@ def _check_gpu(gpu_uuid: str, had: List[ProcessIdentity], folder: ServiceFolder)
     pids = {identity.pid for identity in had}
     deadline = time.monotonic() + _DRIVER_GRACE_S
     while True:
-        held = sorted(pid for pid, uuid in holders().items() if uuid == gpu_uuid and pid in pids)
+        held = sorted(holders(gpu_uuid) & pids)
         if not held:
             return
         if time.monotonic() > deadline:

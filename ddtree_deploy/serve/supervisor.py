@@ -25,7 +25,7 @@ import uuid
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Deque, Dict, List, Optional
+from typing import Any, Callable, Deque, Dict, List, Optional
 
 from ddtree_deploy.errors import DeployError, InputError, StepError
 from ddtree_deploy.serve import readiness
@@ -50,7 +50,6 @@ from ddtree_deploy.serve.state import ProbeResult, ServiceState, timestamp, writ
 MAX_RESTARTS = 5
 RESTART_WINDOW_S = 600.0
 _BACKOFF_LIMIT_S = 60.0
-_PROBE_TIMEOUT_S = 60.0
 _LINE_LIMIT = 65536
 
 
@@ -179,9 +178,9 @@ class Supervisor:
     def _watch(self, first: bool) -> bool:
         """Until the engine ends or is to stop; True if it became ready. Raises StepError ``launch-timeout``."""
         assert self._engine is not None
-        prober = _Prober(self._spec, self._secrets.get(API_KEY), self._owns_port)
-        prober.start()
         deadline = time.monotonic() + self._spec.launch_timeout_s
+        prober = _Prober(self._spec, self._secrets.get(API_KEY), self._owns_port, deadline)
+        prober.start()
         ready = False
         try:
             while not self._stopping and self._engine.poll() is None:
@@ -266,7 +265,10 @@ class Supervisor:
 
     def _set(self, **changes: Any) -> None:
         self._state = replace(self._state, **changes)
-        write_state(self._folder, self._state)
+        try:
+            write_state(self._folder, self._state)
+        except OSError as error:  # a full disk must not stop the engine
+            print(f"[{timestamp()}] state not written: {error}", file=sys.stderr, flush=True)
 
     def _say(self, text: str) -> None:
         self._log.write_line(f"[{timestamp()} supervisor] {text}")
@@ -275,11 +277,14 @@ class Supervisor:
 class _Prober(threading.Thread):
     """Asks for a completion, again and again, one at a time, until there is one."""
 
-    def __init__(self, spec: ServiceSpec, api_key: Optional[str], owns_port: Any) -> None:
+    def __init__(
+        self, spec: ServiceSpec, api_key: Optional[str], owns_port: Callable[[], bool], deadline: float
+    ) -> None:
         super().__init__(daemon=True)
         self._spec = spec
         self._api_key = api_key
         self._owns_port = owns_port
+        self._deadline = deadline
         self._cancelled = threading.Event()
         self.success: Optional[ProbeResult] = None
         self.last_error: Optional[str] = None
@@ -291,7 +296,8 @@ class _Prober(threading.Thread):
             if not self._owns_port():
                 self.last_error = f"port {self._spec.port} is answered by a process that is not this service's"
                 continue
-            result = readiness.complete_one_token(self._spec, self._api_key, _PROBE_TIMEOUT_S)
+            left = max(self._deadline - time.monotonic(), 1.0)  # the first kernels may be compiled, for minutes
+            result = readiness.complete(self._spec, self._api_key, left)
             self.last_error = result.error
             if result.ok:
                 self.success = result
