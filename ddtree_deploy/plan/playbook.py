@@ -42,13 +42,13 @@ class PlaybookFile(StrictModel):
 
 
 def load_playbook(name_or_path: str | Path, search: Sequence[Path] = ()) -> Playbook:
-    """A shipped playbook or a user's own, found as profiles are.
+    """A shipped playbook, or a user's own by name in the ``search`` folders or by path from the working folder.
 
     Options of a ``command``: ``argv`` (``{release}`` stands for the release being built), ``name``, ``when`` (always,
     gpu or cpu) and ``timeout`` in seconds, all set. Raises InputError: ``unknown-playbook``, ``unknown-step``,
     ``playbook-order``, ``playbook-no-clone``, ``playbook-twice``, ``playbook-options``, and those of YAML files.
     """
-    path = find_named("playbook", name_or_path, [*search, data_dir("playbooks")], _is_playbook)
+    path = find_named("playbook", name_or_path, [*search, data_dir("playbooks")], _is_playbook, True)
     document = read_yaml(path, "playbook", frozenset({"argv"}))
     file = validate(PlaybookFile, document)
     findings = [*_option_findings(file.steps), *_order_findings(file.steps)]

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inventory.secrets import MASK
 from ddtree_deploy.inventory.settings import HostSettings
+from ddtree_deploy.named_files import is_path
 from ddtree_deploy.profiles.loader import load_profile, recipe_line, with_lock
 from ddtree_deploy.profiles.model import Profile, Source
 
@@ -31,13 +32,17 @@ _HINTS = {
 
 
 def profile_for(host: HostSettings, name: Optional[str] = None, source: Optional[Source] = None) -> Profile:
-    """The profile of a host with its packages, whichever way it has its lock; ``name`` and ``source`` go before the
-    inventory's. Looks beside the inventory too (``./``, ``overlays/``); a lock that must be made is kept in ``locks/``.
+    """The profile of a host with its packages, whichever way it has its lock.
+
+    ``name`` (a path in it is relative to the working folder first) and ``source`` go before the inventory's. Looks
+    beside the inventory too (``./``, ``overlays/``); a lock that must be made is kept there in ``locks/``.
 
     Raises InputError: those of ``load_profile``, ``profile-needs-index``, and those of ``make_lock``.
     """
     source = source or host.plan_source()
     locks = host.folder / "locks"
+    if name and is_path(name) and Path(name).expanduser().is_file():
+        name = str(Path(name).expanduser().absolute())
     profile = load_profile(name or host.require("profile"), [host.folder, host.folder / "overlays"], locks)
     own_index = source.kind == "index" and (source.location is not None or bool(source.extra))
     if profile.needs_index and source.kind == "index" and not own_index:

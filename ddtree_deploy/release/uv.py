@@ -21,8 +21,8 @@ _PR_SET_PDEATHSIG = 1
 class Uv:
     """uv at ``path``; its output goes to the file ``log`` with passwords masked.
 
-    ``indexes``: index URLs, the main one first; they may hold secrets, so they travel in the environment, which other
-    users cannot read, and not on the command line.
+    ``indexes``: index URLs, the main one first (``default``: uv's own); they may hold secrets, so they travel in the
+    environment, which other users cannot read, and not on the command line.
     """
 
     def __init__(self, path: str, log: str, indexes: List[str], source: str) -> None:
@@ -110,12 +110,12 @@ def _environment(indexes: List[str]) -> Dict[str, str]:
     environment["UV_NO_PROGRESS"] = "1"
     environment.setdefault("UV_HTTP_CONNECT_TIMEOUT", "10")
     if indexes:
-        environment["UV_DEFAULT_INDEX"] = indexes[0]
-        environment["UV_INDEX"] = " ".join(indexes[1:])
         # Hashes say which build is right, so every index may be asked for every package.
         environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
-        if not indexes[1:]:
-            del environment["UV_INDEX"]
+        if indexes[0] != "default":
+            environment["UV_DEFAULT_INDEX"] = indexes[0]
+        if indexes[1:]:
+            environment["UV_INDEX"] = " ".join(indexes[1:])
     return environment
 
 

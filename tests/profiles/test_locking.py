@@ -15,6 +15,7 @@ from ddtree_deploy.inventory import load_inventory
 from ddtree_deploy.profiles.lock import parse_lock
 from ddtree_deploy.profiles.locking import find_uv, make_lock, mask_urls, profile_for
 from ddtree_deploy.profiles.model import Source
+from ddtree_deploy.resources import data_dir
 
 
 @pytest.fixture(autouse=True)
@@ -230,3 +231,22 @@ def test_index_by_reference_that_is_not_set(inventory: Path, monkeypatch: pytest
 def test_profile_with_a_lock_asks_nobody(inventory: Path) -> None:
     host = replace(load_inventory(inventory).host("a"), profile="sglang-0.5.11-cpu")
     assert len(profile_for(host).packages) > 150
+
+
+def test_a_path_of_the_command_line_is_relative_to_the_working_folder(
+    inventory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = load_profile_text("sglang-0.5.11-cpu").replace("name: sglang-0.5.11-cpu", "name: own")
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "own.yaml").write_text(own + "description: of the working folder\n")
+    (inventory.parent / "own.yaml").write_text(own + "description: of the inventory\n")
+    monkeypatch.chdir(work)
+    host = load_inventory(inventory).host("a")
+    assert profile_for(host, "./own.yaml").description == "of the working folder"
+    assert profile_for(replace(host, profile="./own.yaml")).description == "of the inventory"
+    assert profile_for(host, "own").description == "of the inventory"
+
+
+def load_profile_text(name: str) -> str:
+    return (data_dir("overlays") / f"{name}.yaml").read_text("utf-8")
