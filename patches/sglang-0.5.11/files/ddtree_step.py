@@ -23,6 +23,7 @@ from sglang.srt.speculative.ddtree_utils import (
     ddtree_commit_slots,
     ddtree_path_len,
     ddtree_top_tokens,
+    gather_path,
     walk_ddtree,
 )
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
@@ -243,10 +244,7 @@ class DDTreeStep:
         source, target, draft_target = ddtree_commit_slots(path, commit_lens, slots)
         self._move_target_kv(source, target)
 
-        hidden = hidden.view(bs, num_nodes, -1)
-        path_hidden = hidden.gather(
-            1, path.unsqueeze(2).expand(-1, -1, hidden.shape[-1])
-        )
+        path_hidden = gather_path(hidden.view(bs, num_nodes, -1), path)
         positions = seq_lens.unsqueeze(1) + torch.arange(path_len, device=self.device)
         self._append_draft_kv(
             path_hidden.view(bs * path_len, -1),

@@ -275,6 +275,15 @@ def ddtree_commit_slots(
     return source, target, draft_target
 
 
+def gather_path(nodes: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
+    """Rows of [bs, D, F] along the path [bs, P]: [bs, P, F].
+
+    The path's nodes are scattered; the first P rows would leave the text right and
+    only spoil the next draft.
+    """
+    return nodes.gather(1, path.unsqueeze(2).expand(-1, -1, nodes.shape[2]))
+
+
 def ddtree_expected_lens(scores: torch.Tensor, sizes: Tuple[int, ...]) -> torch.Tensor:
     """Expected committed tokens of the best tree of each size, by the draft's own q.
 

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engine.reference import PlainReference, ddtree_args
+from engine.support import Server, engine_python
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
+            item.add_marker(pytest.mark.engine)
+            item.add_marker(pytest.mark.timeout(600))
+            if engine_python() is None:
+                item.add_marker(pytest.mark.skip(reason="DDTREE_ENGINE_PYTHON is not set"))
+
+
+@pytest.fixture(scope="session")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("engine")
+
+
+@pytest.fixture(scope="session")
+def plain(scratch: Path) -> PlainReference:
+    """What plain decoding answers, asked once and then shut down: one server at a time."""
+    with Server(scratch) as server:
+        return PlainReference(server)
+
+
+@pytest.fixture(scope="class")
+def ddtree(scratch: Path, plain: PlainReference) -> Iterator[Server]:
+    with Server(scratch, *ddtree_args(31)) as server:
+        yield server

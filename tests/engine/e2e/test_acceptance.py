@@ -1,0 +1,85 @@
+"""Tokens per verify step and losslessness on the nano pair; see docs/acceptance.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from engine.reference import AUTHORS, PlainReference, check_row, ddtree_args, dflash_args
+from engine.support import Server, prompts, tokens_per_step
+
+def test_chain(scratch: Path, plain: PlainReference) -> None:
+    with Server(scratch, *dflash_args()) as server:
+        check_row(server, plain, "chain", (1, 4))
+
+
+@pytest.mark.parametrize(("budget", "radix"), [(7, False), (15, True), (63, False)])
+def test_budget(scratch: Path, plain: PlainReference, budget: int, radix: bool) -> None:
+    args = [] if radix else ["--disable-radix-cache"]
+    with Server(scratch, *ddtree_args(budget), *args) as server:
+        check_row(server, plain, budget, (1, 4) if budget == 15 else (4,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("radix", [True, False])
+@pytest.mark.parametrize("budget", [1, 2, 3, 7, 15, 16, 31, 63, 127])
+def test_full_table(scratch: Path, plain: PlainReference, budget: int, radix: bool) -> None:
+    args = [] if radix else ["--disable-radix-cache"]
+    with Server(scratch, *ddtree_args(budget), *args) as server:
+        if budget in AUTHORS:
+            check_row(server, plain, budget, (1, 4))
+            return
+        for concurrency in (1, 4):
+            answers = server.generate_all(plain.prompts, concurrency)
+            assert [answer["output_ids"] for answer in answers] == plain.outputs
+            print(f"{budget}: {tokens_per_step(answers):.3f} tokens per verify step")
+            server.flush()
+
+
+def test_negative_controls(scratch: Path, plain: PlainReference) -> None:
+    """The checks above catch a wrong mask, a wrong KV gather and a wrong feature gather."""
+    path = f"{Path(__file__).parent / 'negative'}"
+    some = plain.prompts[:8]
+    seen = {}
+    for defect in ("causal-mask", "prefix-kv", "prefix-hidden"):
+        env = {"DDTREE_BREAK": defect}
+        server = Server(scratch, *ddtree_args(31))
+        server.env.update(env, PYTHONPATH=f"{path}:{server.env['PYTHONPATH']}")
+        with server:
+            answers = server.generate_all(some, 4)
+        equal = sum(a["output_ids"] == b for a, b in zip(answers, plain.outputs, strict=False))
+        seen[defect] = (equal, tokens_per_step(answers))
+        print(f"{defect}: {equal} of {len(some)} answers equal, {seen[defect][1]:.3f} tokens per step")
+    assert seen["causal-mask"][0] < len(some)
+    assert seen["prefix-kv"][0] < len(some)
+    # Text stays right with the wrong features; only acceptance shows it.
+    assert seen["prefix-hidden"][0] == len(some)
+    assert seen["prefix-hidden"][1] < 0.95 * AUTHORS[31]
+
+
+@pytest.mark.slow
+def test_bfloat16_differs_only_at_near_ties(scratch: Path) -> None:
+    """A token may differ where plain decoding's two best logits are within bf16 rounding."""
+    inputs = prompts()
+    with Server(scratch, dtype="bfloat16") as server:
+        expected = [a["output_ids"] for a in server.generate_all(inputs, 4)]
+    with Server(scratch, *ddtree_args(31), dtype="bfloat16") as server:
+        got = [a["output_ids"] for a in server.generate_all(inputs, 4)]
+    splits = []
+    for ids, a, b in zip(inputs, expected, got, strict=True):
+        at = next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)
+        if at is not None:
+            splits.append((ids + a[:at], a[at], b[at]))
+    print(f"{len(inputs) - len(splits)} of {len(inputs)} answers identical")
+    with Server(scratch, dtype="bfloat16") as server:
+        for ids, x, y in splits:
+            body = {
+                "input_ids": ids,
+                "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+                "return_logprob": True,
+                "top_logprobs_num": 2,
+            }
+            tops = server.post("/generate", body)[1]["meta_info"]["output_top_logprobs"][0]
+            assert {token for _, token, _ in tops} == {x, y}
+            # One bf16 step is 2^-7 of the logit: 0.125 at the logits of about 16 seen here.
+            assert abs(tops[0][0] - tops[1][0]) <= 0.25, tops

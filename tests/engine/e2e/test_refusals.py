@@ -1,0 +1,74 @@
+"""Arguments that are refused at start, by name and with a remedy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from engine.reference import ddtree_args
+from engine.support import Server, cpu_env, engine_python
+
+CASES = {
+    "budget-zero": (["--speculative-ddtree-budget", "0"], "--speculative-ddtree-budget must be at least 1"),
+    "budget-negative": (["--speculative-ddtree-budget", "-1"], "--speculative-ddtree-budget must be at least 1"),
+    "budget-huge": (["--speculative-ddtree-budget", "100000"], "--speculative-ddtree-budget must be at most"),
+    "budget-word": (["--speculative-ddtree-budget", "many"], "--speculative-ddtree-budget must be"),
+    "backend": (["--attention-backend", "triton"], "--attention-backend torch_native"),
+    "draft-tokens": (["--speculative-num-draft-tokens", "16"], "leave it out"),
+    "draft-window": (["--speculative-dflash-draft-window-size", "64"], "--speculative-dflash-draft-window-size"),
+    "page-size": (["--page-size", "16"], "--page-size 1"),
+    "kv-dtype": (["--kv-cache-dtype", "fp8_e5m2"], "--kv-cache-dtype auto"),
+    "pipeline": (["--pipeline-parallel-size", "2"], "pp_size == 1"),
+    "no-draft": (["--speculative-draft-model-path", ""], None),
+    "dflash-with-budget": (["--speculative-algorithm", "DFLASH"], "requires --speculative-algorithm DDTREE"),
+}
+
+SCRIPT = """
+import json, sys
+from sglang.srt.server_args import prepare_server_args
+for name, args in json.load(sys.stdin).items():
+    try:
+        prepare_server_args(args)
+        print(json.dumps([name, None]))
+    except (ValueError, SystemExit, AssertionError) as error:
+        print(json.dumps([name, f"{type(error).__name__}: {error}"]))
+"""
+
+
+@pytest.fixture(scope="module")
+def messages(scratch: Path) -> dict[str, str | None]:
+    base = Server(scratch).command[3:]
+    cases = {name: [*base, *ddtree_args(31), *args] for name, (args, _) in CASES.items()}
+    cases["accepted"] = [*base, *ddtree_args(31)]
+    done = subprocess.run(
+        [engine_python(), "-c", SCRIPT],
+        input=json.dumps(cases),
+        env=cpu_env(scratch),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
+    assert len(lines) == len(cases), done.stdout[-2000:] + done.stderr[-3000:]
+    return dict(lines)
+
+
+@pytest.mark.parametrize("name", [name for name, (_, expected) in CASES.items() if expected])
+def test_refused_with_a_remedy(messages: dict[str, str | None], name: str) -> None:
+    expected = CASES[name][1]
+    assert messages[name] is not None, "accepted"
+    assert messages[name].startswith("ValueError") and expected in messages[name], messages[name]
+
+
+def test_the_plain_case_is_accepted(messages: dict[str, str | None]) -> None:
+    assert messages["accepted"] is None
+
+
+def test_budget_beyond_the_kv_pool_is_refused(scratch: Path) -> None:
+    """The pool's size is only known once the model is loaded: the start fails then."""
+    server = Server(scratch, *ddtree_args(300))
+    server.command[server.command.index("--max-total-tokens") + 1] = "256"
+    with pytest.raises(AssertionError, match="--speculative-ddtree-budget 300 needs 301 KV"), server:
+        pass

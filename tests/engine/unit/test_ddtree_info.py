@@ -1,0 +1,99 @@
+"""Slot reservation and truncation of a committed path."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sglang.srt.speculative import ddtree_info
+
+
+class Pool:
+    """Hands out slots 1, 2, 3, ...; page_size 1."""
+
+    def __init__(self, size):
+        self.free_slots = list(range(1, size + 1))
+
+    def available_size(self):
+        return len(self.free_slots)
+
+    def alloc(self, num):
+        if num > len(self.free_slots):
+            return None
+        taken, self.free_slots = self.free_slots[:num], self.free_slots[num:]
+        return torch.tensor(taken, dtype=torch.int64)
+
+
+def make_batch(lens, pool):
+    reqs = [SimpleNamespace(kv_committed_len=n, kv_allocated_len=n) for n in lens]
+    req_to_token = torch.zeros(len(lens) + 2, 64, dtype=torch.int32)
+    tree_cache = SimpleNamespace(
+        token_to_kv_pool_allocator=pool,
+        is_chunk_cache=lambda: True,
+        available_and_evictable_str=lambda: "",
+        pretty_print=lambda: None,
+    )
+    return SimpleNamespace(
+        reqs=reqs,
+        seq_lens_cpu=torch.tensor(lens),
+        device="cpu",
+        req_to_token_pool=SimpleNamespace(req_to_token=req_to_token),
+        req_pool_indices=torch.tensor([2, 0, 1][: len(lens)]),
+        tree_cache=tree_cache,
+        batch_size=lambda: len(lens),
+    )
+
+
+def test_reserve_covers_the_tree_and_only_grows_by_what_was_committed():
+    pool = Pool(100)
+    batch = make_batch([5, 0, 9], pool)
+    assert ddtree_info.ddtree_new_slots(batch.reqs, 8, 1) == 24
+    ddtree_info.reserve_tree_slots(batch, 8, 1)
+    assert [r.kv_allocated_len for r in batch.reqs] == [13, 8, 17]
+    table = batch.req_to_token_pool.req_to_token
+    assert table[2, 5:13].tolist() == list(range(1, 9))
+    assert table[0, 0:8].tolist() == list(range(9, 17))
+    assert table[1, 9:17].tolist() == list(range(17, 25))
+
+    for req, commit in zip(batch.reqs, (3, 1, 0)):
+        req.kv_committed_len += commit
+    batch.seq_lens_cpu += torch.tensor([3, 1, 0])
+    assert ddtree_info.ddtree_new_slots(batch.reqs, 8, 1) == 4
+    ddtree_info.reserve_tree_slots(batch, 8, 1)
+    assert pool.available_size() == 100 - 28
+    assert table[2, 13:16].tolist() == [25, 26, 27]
+    assert table[0, 8].tolist() == 28
+    assert table[2, 5:13].tolist() == list(range(1, 9)), "earlier slots stay"
+
+
+def test_whole_pages_are_reserved():
+    reqs = [SimpleNamespace(kv_committed_len=17, kv_allocated_len=17)]
+    assert ddtree_info.ddtree_new_slots(reqs, 32, 16) == 64 - 32
+
+
+class Req:
+    def __init__(self, stop_after=None):
+        self.output_ids, self.stop_after = [1], stop_after
+        self.kv_committed_len = 10
+        self.spec_verify_ct = self.spec_accepted_drafts = 0
+        self.histogram = []
+
+    def check_finished(self):
+        self.done = self.stop_after is not None and len(self.output_ids) > self.stop_after
+
+    def finished(self):
+        return self.done
+
+    def update_spec_acceptance_histogram(self, accepted):
+        self.histogram.append(accepted)
+
+
+@pytest.mark.parametrize("depth", range(5))
+def test_stop_inside_the_path_truncates_output_and_kv_together(depth):
+    stopping, going = Req(stop_after=depth + 1), Req()
+    batch = SimpleNamespace(reqs=[stopping, going])
+    commits = [[5, 20, 21, 22, 23, 24, 99], [2, 30, 31, 99, 99, 99, 99]]
+    accepted, total = ddtree_info.append_committed_tokens(batch, commits)
+    assert stopping.output_ids == [1, *range(20, 21 + depth)]
+    assert stopping.kv_committed_len == 10 + depth + 1
+    assert going.output_ids == [1, 30, 31] and going.kv_committed_len == 12
+    assert accepted == [depth, 1] and total == 7
