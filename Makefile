@@ -6,10 +6,17 @@ BIN := $(VENV)/bin
 .PHONY: demo test fast lint e2e lock clean
 
 $(VENV)/.ready: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || \
+		{ echo "Python 3.11 or 3.12 is needed; name one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || \
+		{ echo "Python cannot make virtual environments: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
+
+demo: $(VENV)/.ready
+	$(BIN)/python demo/run.py
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
