@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ddtree_deploy.agent.protocol import ProgressSink, silent
 from ddtree_deploy.codec import to_dict
-from ddtree_deploy.errors import ExitCode, InputError, StepError
+from ddtree_deploy.errors import DeployError, ExitCode, InputError, StepError
 from ddtree_deploy.facts.model import HostFacts
 from ddtree_deploy.fleet import HostResult, worst
 from ddtree_deploy.inventory.load import Inventory
@@ -33,6 +34,11 @@ def plan_error(plan: Plan) -> InputError | None:
     error = InputError(first.id, message, where=plan.host, hint=first.hint)
     error.details = {"problems": [to_dict(problem) for problem in plan.errors]}
     return error
+
+
+def planned(plan: Plan) -> HostResult:
+    """The result of a host that was planned only."""
+    return HostResult(plan.host, plan_exit_code(plan), {"plan": to_dict(plan)}, plan, plan_error(plan))
 
 
 def plan_offline(prepared: Prepared, facts: HostFacts, file: str) -> Plan:
@@ -76,18 +82,24 @@ def provision_host(
     name = prepared.host.name
     with connect(prepared.host) as session:
         plan = plan_host(prepared, session, connect, inventory, sink)
-        if dry_run:
-            return HostResult(name, plan_exit_code(plan), {"plan": to_dict(plan)}, plan)
-        on_plan(plan)
-        error = plan_error(plan)
-        if error is not None:
-            return HostResult(name, plan_exit_code(plan), {"plan": to_dict(plan)}, plan, error)
+        if not dry_run:
+            on_plan(plan)
+        if dry_run or plan.errors:
+            return planned(plan)
+        data = {"plan": to_dict(plan)}
         if not plan.pending:
-            return HostResult(name, 0, {"plan": to_dict(plan), "changed": False}, plan)
-        blobs = session.put_blobs(find_blobs(prepared, plan), plan.root, sink)
-        params = {"plan": to_dict(plan), "blobs": blobs, "indexes": prepared.index_urls()}
-        result = session.call("plan.apply", params, sink)
-    return HostResult(name, 0, {"plan": to_dict(plan), "changed": True, "result": result}, plan)
+            return HostResult(name, 0, {**data, "changed": False}, plan)
+        try:
+            result = _apply(prepared, session, plan, sink)
+        except DeployError as error:
+            return HostResult(name, int(error.exit_code), data, error=error)
+    return HostResult(name, 0, {**data, "changed": bool(result.get("changed", True)), "result": result}, plan)
+
+
+def _apply(prepared: Prepared, session: Session, plan: Plan, sink: ProgressSink) -> dict[str, Any]:
+    blobs = session.put_blobs(find_blobs(prepared, plan), plan.root, sink)
+    params = {"plan": to_dict(plan), "blobs": blobs, "indexes": prepared.index_urls()}
+    return session.call("plan.apply", params, sink)
 
 
 def find_blobs(prepared: Prepared, plan: Plan) -> list[Path]:

@@ -151,11 +151,9 @@ def _work(app: AppContext, inventory: Inventory, choices: Choices, dry_run: bool
 
 
 def _plan_offline(app: AppContext, command: str, names: Sequence[str], choices: Choices, file: Path) -> None:
-    from ddtree_deploy.codec import to_dict
     from ddtree_deploy.errors import InputError
-    from ddtree_deploy.fleet import HostResult
     from ddtree_deploy.plan.gather import host_for_facts, load_facts, prepare
-    from ddtree_deploy.provision import plan_exit_code, plan_offline
+    from ddtree_deploy.provision import plan_offline, planned
 
     found = load_facts(file)
     inventory = app.inventory()
@@ -165,8 +163,7 @@ def _plan_offline(app: AppContext, command: str, names: Sequence[str], choices: 
     host = selected[0]
     prepared = prepare(host, choices)
     plan = plan_offline(prepared, found, str(file))
-    result = HostResult(host.name, plan_exit_code(plan), {"plan": to_dict(plan)}, plan)
-    finish(app, command, [result], _draw(app, executed=False))
+    finish(app, command, [planned(plan)], _draw(app, executed=False))
 
 
 def _draw(app: AppContext, *, executed: bool) -> Any:

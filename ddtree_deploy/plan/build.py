@@ -114,7 +114,7 @@ def _changes(inputs: PlanInputs, base: Venv) -> _Changes:
     if kept is not None and not any(problem.id == "engine-version" for problem in problems):
         problems += engine_problems(kept, patch_set)
     shims = profile if overlays else replace(profile, extra_files=[])
-    return _Changes(locked, diff, diff_files(shims, patch_set, kept), problems)
+    return _Changes(locked, diff, diff_files(shims, patch_set, kept, _site_packages(facts)), problems)
 
 
 def _engine_version(inputs: PlanInputs, base: Venv, diff: PackageDiff) -> list[Problem]:

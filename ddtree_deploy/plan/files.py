@@ -10,10 +10,12 @@ from ddtree_deploy.plan.model import FileChange, Problem
 from ddtree_deploy.profiles.model import Profile
 
 
-def diff_files(profile: Profile, patch_set: PatchSet | None, kept_engine: Engine | None) -> list[FileChange]:
+def diff_files(
+    profile: Profile, patch_set: PatchSet | None, kept_engine: Engine | None, site_packages: str
+) -> list[FileChange]:
     """Every file that differs in the release from what the packages bring.
 
-    ``patch_set`` is None where the playbook does not patch; ``kept_engine`` is the base's engine where the overlay does
+    ``site_packages`` is relative to the release, as the paths of shims are. ``patch_set`` is None where the playbook does not patch; ``kept_engine`` is the base's engine where the overlay does
     not replace it: files that already are as the patch set leaves them are not listed.
     """
     on_disk = kept_engine.sha256 if kept_engine is not None else {}
@@ -29,7 +31,9 @@ def diff_files(profile: Profile, patch_set: PatchSet | None, kept_engine: Engine
             diff = _new_file_diff(new.path, new.content)
             changes.append(FileChange("new", new.path, None, new.sha256, diff, _count(diff)[0], 0))
     changes = [change for change in changes if on_disk.get(change.path) != change.sha256_after]
-    return changes + [FileChange("shim", extra.path, None, extra.sha256) for extra in profile.extra_files]
+    for extra in profile.extra_files:
+        changes.append(FileChange("shim", extra.path.replace("{site}", site_packages), None, extra.sha256))
+    return changes
 
 
 def engine_problems(engine: Engine, patch_set: PatchSet | None) -> list[Problem]:

@@ -83,6 +83,9 @@ def prepare(host: HostSettings, choices: Choices, sink: ProgressSink = silent) -
     from ddtree_deploy.plan.playbook import load_playbook
     from ddtree_deploy.profiles.locking import profile_for
 
+    if choices.profile is None and host.profile is None:
+        hint = "Set profile: for this host, a group of it, or under defaults; or give --profile NAME."
+        raise InputError("not-set", f"host {host.name} has no profile", where=host.where, hint=hint)
     source = parse_source(choices.source) if choices.source else host.plan_source()
     profile = profile_for(host, choices.profile, source)
     settings = host.to_plan_settings()

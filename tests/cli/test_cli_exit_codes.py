@@ -1,0 +1,167 @@
+"""Every way a command can end has its exit code, and under --json stdout is one document."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from cli_support import command, run, spawn, write_inventory
+
+from ddtree_deploy.errors import DeployError, InputError, LockedError, ProblemsError, StepError, UnreachableError
+
+USAGE = [
+    [],
+    ["bogus"],
+    ["plan"],
+    ["plan", "--bogus", "x"],
+    ["provision", "x", "--facts"],
+    ["provision", "x", "--facts", "f.json"],
+    ["prune", "localhost"],
+    ["prune", "localhost", "--keep", "-1"],
+    ["prune", "localhost", "--keep", "many"],
+    ["launch", "localhost", "--algorithm", "magic"],
+    ["launch", "localhost", "--gpus", "zero"],
+    ["logs", "localhost", "-f", "--json"],
+    ["patches", "bogus"],
+    ["--inventory"],
+]
+
+
+@pytest.mark.parametrize("words", USAGE, ids=" ".join)
+def test_usage_errors_are_bad_input(words: list[str]) -> None:
+    ran = run(*words)
+    assert ran.code == 3
+    assert ran.out == "" or "--json" in words
+    assert "error: " in ran.err and "what: " in ran.err and "hint: " in ran.err
+
+
+@pytest.mark.parametrize("words", USAGE, ids=" ".join)
+def test_usage_errors_as_json(words: list[str]) -> None:
+    ran = run("--json", *words)
+    assert ran.code == 3
+    assert ran.json["error"]["exit_code"] == 3
+    assert ran.json["exit_code"] == 3
+
+
+def test_unknown_host_names_the_known_ones(tmp_path: Path) -> None:
+    ran = run("plan", "three", "--inventory", str(write_inventory(tmp_path)), "--json")
+    assert ran.code == 3
+    assert ran.json["error"]["id"] == "unknown-host"
+    assert "one" in ran.json["error"]["hint"]
+
+
+def test_missing_inventory() -> None:
+    ran = run("--inventory", "/nonexistent/hosts.yaml", "inventory", "check")
+    assert ran.code == 3
+    assert "/nonexistent/hosts.yaml" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ProblemsError("some-id", "message"), 1),
+        (InputError("some-id", "message", where="file:3", hint="do this"), 3),
+        (UnreachableError("some-id", "message"), 4),
+        (StepError("some-id", "message"), 5),
+        (LockedError("some-id", "message"), 6),
+    ],
+)
+def test_errors_of_commands(monkeypatch: pytest.MonkeyPatch, error: DeployError, code: int) -> None:
+    def fail(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr("ddtree_deploy.inventory.load.load_inventory", fail)
+    ran = run("inventory", "check", "--json")
+    assert ran.code == code
+    assert ran.json["error"] == error.to_dict()
+    human = run("inventory", "check")
+    assert human.code == code and human.out == ""
+    assert "error: some-id" in human.err
+    if error.where:
+        assert "where: file:3" in human.err and "hint: do this" in human.err
+
+
+def test_a_bug_is_reported_in_short_and_in_full_under_v(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise ZeroDivisionError("by design")
+
+    monkeypatch.setattr("ddtree_deploy.inventory.load.load_inventory", fail)
+    ran = run("inventory", "check")
+    assert ran.code == 5
+    assert "internal-error" in ran.err and "ZeroDivisionError: by design" in ran.err
+    assert "Traceback" not in ran.err
+    assert "Traceback" in run("inventory", "check", "-v").err
+    assert run("inventory", "check", "--json").json["error"]["id"] == "internal-error"
+
+
+def test_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ddtree_deploy.inventory.load.load_inventory", interrupt)
+    ran = run("inventory", "check", "--json")
+    assert ran.code == 130
+    assert ran.json["error"]["id"] == "interrupted"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_end_a_run_as_interrupted(tmp_path: Path, number: signal.Signals) -> None:
+    pipe = tmp_path / "inventory.yaml"
+    os.mkfifo(pipe)  # reading it blocks, as a host that does not answer would
+    process = subprocess.Popen(
+        command("--json", "--inventory", str(pipe), "inventory", "check"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        writer = _open_for_writing(pipe)  # now the command reads, and waits for what never comes
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=30)
+        os.close(writer)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert json.loads(out)["error"]["id"] == "interrupted"
+
+
+def _open_for_writing(pipe: Path) -> int:
+    """Works once somebody has opened the pipe for reading."""
+    while True:
+        try:
+            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+        time.sleep(0.02)
+
+
+def test_a_reader_that_goes_away_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    inventory = write_inventory(tmp_path)
+    process = subprocess.Popen(
+        command("--inventory", str(inventory), "inventory", "show", "one"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stderr.close()
+    assert process.wait() == 0
+    assert err == b""
+
+
+def test_the_program_itself(tmp_path: Path) -> None:
+    assert spawn("--version").code == 0
+    assert spawn("bogus").code == 3
+    ran = spawn("plan", "one", "--json", "--inventory", str(write_inventory(tmp_path)))
+    assert ran.code == 3
+    assert ran.json["error"]["id"] == "base-missing"
+    assert ran.json["hosts"][0]["plan"]["problems"]
