@@ -24,14 +24,14 @@ SAFE_FILES = {
     "__init__.py",
     "errors.py",
     "codec.py",
-    "inventory/__init__.py",
     "plan/__init__.py",
     "plan/inputs.py",
     "plan/draft.py",
     "profiles/__init__.py",
 }
 SAFE_FOLDERS = {"agent", "facts", "steps", "release", "patching", "abi", "verify", "serve", "survey"}
-CONTROLLER_FILES = {"bundle.py", "report.py"}
+CONTROLLER_FILES = {"agent/bundle.py", "patching/commands.py", "patching/export.py", "patching/series.py"}
+CONTROLLER_NAMES = {"report.py", "render.py"}  # in whatever folder
 LIBRARIES = {"elftools": "pyelftools", "packaging": "packaging"}  # import name: distribution
 _MAIN = b"from ddtree_deploy.agent.main import run\n\nrun()\n"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -45,9 +45,9 @@ class Bundle:
 
 def is_agent_safe(path: PurePosixPath) -> bool:
     """Whether the file ``path`` (relative to our package) goes to the host; the rule of docs/architecture.md."""
-    if str(path) in SAFE_FILES or path.name == "model.py":
-        return True
-    return path.parts[0] in SAFE_FOLDERS and len(path.parts) > 1 and path.name not in CONTROLLER_FILES
+    if str(path) in CONTROLLER_FILES or path.name in CONTROLLER_NAMES:
+        return False
+    return str(path) in SAFE_FILES or path.name == "model.py" or path.parts[0] in SAFE_FOLDERS
 
 
 def agent_files() -> Iterator[tuple[PurePosixPath, Path]]:

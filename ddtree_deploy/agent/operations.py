@@ -26,7 +26,6 @@ OPERATIONS: Dict[str, str] = {
     "releases.list": "ddtree_deploy.release.store:op_list",
     "releases.rollback": "ddtree_deploy.release.store:op_rollback",
     "releases.prune": "ddtree_deploy.release.store:op_prune",
-    "donor.inventory": "ddtree_deploy.release.donor:op_inventory",
     "abi.audit": "ddtree_deploy.abi.audit:op_audit",
     "verify.run": "ddtree_deploy.verify.checks:op_verify",
     "survey.run": "ddtree_deploy.survey.scan:op_survey",

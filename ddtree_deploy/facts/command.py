@@ -54,6 +54,6 @@ def run(command: List[str], timeout: float) -> Output:
     out, err = (part.decode("utf-8", "replace") for part in parts)
     problem = None
     if process.returncode != 0:
-        lines = [line.strip() for line in (err + "\n" + out).splitlines() if line.strip()]
-        problem = lines[0] if lines else f"{command[0]} ended with status {process.returncode}"
+        lines = [line.strip() for line in err.splitlines() if line.strip()]
+        problem = lines[-1] if lines else f"{command[0]} ended with status {process.returncode}"
     return Output(process.returncode, out, err, problem)

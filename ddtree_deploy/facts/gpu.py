@@ -58,11 +58,14 @@ def probe_gpus(timeout: float = TIMEOUT) -> GpuFacts:
         gpus, driver, problem = _parse_cards(cards)
         text = header.result().stdout
     processes = _parse_apps(apps.result().stdout)
+    driver_cuda = _match(r"CUDA (?:UMD )?Version:\s*(\d+\.\d+)", text)
+    if gpus and driver_cuda is None and problem is None:
+        problem = "nvidia-smi does not say which CUDA the driver supports: a container without the driver's libcuda.so?"
     driver = driver or _match(r"Driver Version:\s*([\d.]+)", text) or _loaded_driver()
     return GpuFacts(
         gpus=[replace(gpu, processes=processes.get(gpu.uuid, [])) for gpu in gpus],
         driver=driver,
-        driver_cuda=_match(r"CUDA (?:UMD )?Version:\s*(\d+\.\d+)", text),
+        driver_cuda=driver_cuda,
         problem=problem,
     )
 
@@ -96,8 +99,10 @@ def _columns(output: Output, fields: List[str]) -> Dict[str, List[str]]:
                 columns[name].append(value.strip())
         elif row:
             columns[""].append(", ".join(row).strip())
-    if output.problem and output.problem not in columns[""]:
-        columns[""].append(output.problem)
+    if not output.ok:
+        columns[""].extend(line.strip() for line in output.stderr.splitlines() if line.strip())
+        if not columns[""]:
+            columns[""].append(output.problem or "nvidia-smi failed")
     return columns
 
 

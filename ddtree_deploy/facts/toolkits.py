@@ -13,6 +13,8 @@ from ddtree_deploy.facts.command import run
 from ddtree_deploy.facts.files import exists, read_text
 from ddtree_deploy.facts.model import Toolkit
 
+_MARKS = ("version.json", "version.txt", "include/cuda.h")
+
 
 def find_toolkits() -> List[Toolkit]:
     """Folders of toolkits, each once (``/usr/local/cuda`` is a link to one of them)."""
@@ -21,9 +23,8 @@ def find_toolkits() -> List[Toolkit]:
     places.append(str(Path(os.path.realpath(nvcc)).parent.parent) if nvcc else None)
     found = {}
     for folder in {os.path.realpath(place) for place in places if place}:
-        version = _version(Path(folder))
-        if version is not None or exists(Path(folder, "bin", "nvcc")):
-            found[folder] = Toolkit(folder, version)
+        if any(exists(Path(folder, mark)) for mark in _MARKS):  # nvcc on PATH may be a script that is anywhere
+            found[folder] = Toolkit(folder, _version(Path(folder)))
     return [found[folder] for folder in sorted(found)]
 
 
