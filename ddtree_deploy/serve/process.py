@@ -169,7 +169,8 @@ def kill_service_processes(
             return left
         for identity in left:
             send_signal(identity, signal.SIGKILL)
-        reap_children()
+        if ancestor == os.getpid():  # orphans are ours to collect; others' children are not
+            reap_children()
         time.sleep(0.05)
 
 

@@ -28,6 +28,9 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 API_KEY = "DDTREE_API_KEY"
 ADMIN_API_KEY = "DDTREE_ADMIN_API_KEY"
 
+_FREE = ("port", "nccl_port", "gpu_index", "schema", "launch_timeout_s", "stop_grace_s")
+_FREE += ("max_restarts", "restart_window_s", "restart_delay_s")
+
 
 @dataclass(frozen=True)
 class ServiceSpec:
@@ -51,6 +54,9 @@ class ServiceSpec:
     secret_names: List[str] = field(default_factory=list)
     launch_timeout_s: float = 900.0
     stop_grace_s: float = 15.0
+    max_restarts: int = 5  # within restart_window_s; then the service has failed
+    restart_window_s: float = 600.0
+    restart_delay_s: float = 1.0  # before the first restart; doubles with each within the window, up to a minute
     schema: int = 1
 
     @property
@@ -63,9 +69,8 @@ class ServiceSpec:
 
     def differences(self, other: ServiceSpec) -> List[str]:
         """The fields in which two services would run differently; ports are ours to choose, so they do not count."""
-        free = ("port", "nccl_port", "gpu_index", "launch_timeout_s", "stop_grace_s", "schema")
         ours, theirs = codec.to_dict(self), codec.to_dict(other)
-        return [key for key in ours if ours[key] != theirs[key] and key not in free]
+        return [key for key in ours if ours[key] != theirs[key] and key not in _FREE]
 
     def same_service(self, other: ServiceSpec) -> bool:
         return not self.differences(other)

@@ -5,7 +5,7 @@ from the SSH channel that started it, and holds the folder's lock as long as it 
 completion, one probe at a time; liveness is the process alone, so a long prefill never kills a service.
 
 Policy: an engine that ends before it was ever ready is a failed launch, not restarted. One that was ready before is
-restarted after 1, 2, 4, … 60 s, at most MAX_RESTARTS times within RESTART_WINDOW_S; then the service is ``failed``.
+restarted after 1, 2, 4, … s, five times within ten minutes (the spec's numbers); then the service is ``failed``.
 Stopping: SIGTERM to the engine's first process (it finishes what it serves), after the grace period SIGKILL to
 everything of the service, wherever it was re-parented to (sglang#23627, #31645).
 """
@@ -47,8 +47,7 @@ from ddtree_deploy.serve.process import (
 from ddtree_deploy.serve.spec import API_KEY, ServiceFolder, ServiceSpec
 from ddtree_deploy.serve.state import ProbeResult, ServiceState, timestamp, write_state
 
-MAX_RESTARTS = 5
-RESTART_WINDOW_S = 600.0
+_PROBE_PAUSE_S = 0.25  # between two looks at the port
 _BACKOFF_LIMIT_S = 60.0
 _LINE_LIMIT = 65536
 
@@ -104,14 +103,13 @@ class Supervisor:
             if left:
                 raise self._failure("processes-left", f"processes of the engine cannot be ended: {left}")
             now = time.monotonic()
-            while restarts and now - restarts[0] > RESTART_WINDOW_S:
+            window = self._spec.restart_window_s
+            while restarts and now - restarts[0] > window:
                 restarts.popleft()
-            if len(restarts) >= MAX_RESTARTS:
-                raise self._failure(
-                    "crash-loop",
-                    f"the engine ended {len(restarts) + 1} times in {RESTART_WINDOW_S:.0f} s, last: {exit_text}",
-                )
-            delay = min(2.0 ** len(restarts), _BACKOFF_LIMIT_S)
+            if len(restarts) >= self._spec.max_restarts:
+                ended = f"the engine ended {len(restarts) + 1} times within {window:.0f} s"
+                raise self._failure("crash-loop", f"{ended}, last: {exit_text}")
+            delay = min(self._spec.restart_delay_s * 2.0 ** len(restarts), _BACKOFF_LIMIT_S)
             restarts.append(now)
             total += 1
             self._set(
@@ -290,7 +288,7 @@ class _Prober(threading.Thread):
         self.last_error: Optional[str] = None
 
     def run(self) -> None:
-        while not self._cancelled.wait(0.5):
+        while not self._cancelled.wait(_PROBE_PAUSE_S):
             if not readiness.can_connect(self._spec):
                 continue
             if not self._owns_port():

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from ddtree_deploy.serve.logs import LogWriter, find_cause, read_from, tail
+
+
+def test_secrets_are_masked_and_the_file_is_private(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    writer = LogWriter(log, ["abc", "abcdef", ""])
+    writer.write_line("ServerArgs(api_key='abcdef') abc")
+    writer.close()
+    assert log.read_text() == "ServerArgs(api_key='***') ***\n"
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+
+
+def test_following_by_cursor_sees_every_line_once(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert tail(log, 10) == ([], None)
+    assert read_from(log, None) == ([], None)
+    writer = LogWriter(log, limit=100)
+    seen: list[str] = []
+    written = [f"line {number:03}" for number in range(60)]  # 540 bytes: several rotations
+    _, cursor = tail(log, 0)
+    for number, line in enumerate(written):
+        writer.write_line(line)
+        if number % 7 == 0:
+            lines, cursor = read_from(log, cursor)
+            seen += lines
+    lines, cursor = read_from(log, cursor)
+    assert seen + lines == written
+    assert read_from(log, cursor) == ([], cursor)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["log", "log.1", "log.2", "log.3"]
+
+
+def test_an_incomplete_line_waits(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"one\ntw")
+    lines, cursor = tail(log, 10)
+    assert lines == ["one"]
+    with log.open("ab") as stream:
+        stream.write(b"o\n")
+    assert read_from(log, cursor)[0] == ["two"]
+
+
+def test_tail_of_a_long_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("".join(f"{number}\n" for number in range(50_000)))
+    assert tail(log, 3)[0] == ["49997", "49998", "49999"]
+    assert tail(log, 0)[0] == []
+    assert len(tail(log, 20_000)[0]) == 20_000
+
+
+def test_a_cursor_that_is_too_old_starts_with_what_is_there(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("a\nb\n")
+    assert read_from(log, "1:5")[0] == ["a", "b"]
+    assert read_from(log, "nonsense")[0] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        ([], None),
+        (["all fine", "  ValueError: indented, so quoted by somebody"], None),
+        (
+            ["Traceback (most recent call last):", "  File x", "ValueError: budget too large"],
+            "ValueError: budget too large",
+        ),
+        (
+            ["usage: x", "sglang serve: error: unrecognized arguments: --x"],
+            "sglang serve: error: unrecognized arguments: --x",
+        ),
+        (
+            ["torch.OutOfMemoryError: CUDA out of memory. Tried", "[12:00] Received sigquit from a child", "EOFError"],
+            "torch.OutOfMemoryError: CUDA out of memory. Tried",
+        ),
+        (["OSError: no such file", "RuntimeError: Initialization failed. Please see"], "OSError: no such file"),
+        (["x.py:1: UserWarning: odd", "FutureWarning: old"], None),
+        (["[12:00] Cannot allocate memory", "EOFError"], "[12:00] Cannot allocate memory"),
+        (["EOFError"], "EOFError"),
+        (["ImportError: optional part", "AssertionError: the real one"], "AssertionError: the real one"),
+    ],
+)
+def test_cause(lines: list[str], cause: str | None) -> None:
+    assert find_cause(lines) == cause

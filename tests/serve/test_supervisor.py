@@ -1,0 +1,287 @@
+"""Launch, crash, stop: real processes, the engine stood in (see stand_in_engine.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from conftest import PORTS, Host
+
+from ddtree_deploy.agent.protocol import Progress, silent
+from ddtree_deploy.errors import DeployError, InputError, StepError
+from ddtree_deploy.serve.operations import list_services, op_launch, op_logs, op_restart
+from ddtree_deploy.serve.ports import allocate, is_free
+from ddtree_deploy.serve.process import identify, is_alive, send_signal, service_processes
+from ddtree_deploy.serve.readiness import complete
+
+
+def processes(host: Host) -> list[int]:
+    state = host.state()
+    return [process.pid for process in service_processes(state.marker, state.engine, None)]
+
+
+def test_launch_status_logs_stop(host: Host) -> None:
+    seen: list[Progress] = []
+    result = op_launch(host.params(), seen.append)
+    (service,) = result["services"]
+    assert result["changed"] and service["changed"]
+    assert service["state"] == "ready"
+    assert service["probe"]["ok"] and service["probe"]["text"] == " x"
+    assert (service["algorithm"], service["budget"], service["release"]) == ("ddtree", "7", "stand-in-1")
+    assert PORTS[0] <= service["port"] <= PORTS[1]
+    assert seen[-1].finished and seen[-1].message == "ready"
+
+    status = host.status()
+    assert status["pid"] == service["pid"]
+    assert status["tokens_per_step"] == 3.5
+    assert [info.state for info in list_services(host.root)] == ["ready"]
+
+    logs = op_logs({"root": str(host.root), "lines": 50}, silent)
+    assert any("stand-in engine" in line for line in logs["lines"])
+    complete(host.folder().spec(), None, 5)  # type: ignore[arg-type]
+    more = op_logs({"root": str(host.root), "cursor": logs["cursor"]}, silent)
+    assert more["lines"] == ['"POST /generate HTTP/1.1" 200 -']
+
+    engine = host.state().engine
+    assert host.stop()["services"] == [{"name": "cpu", "changed": True, "state": "stopped"}]
+    assert not is_alive(engine)
+    assert host.status()["state"] == "stopped"
+    assert host.stop()["changed"] is False
+
+
+def test_launching_what_runs_changes_nothing(host: Host) -> None:
+    (first,) = host.launch()["services"]
+    again = host.launch()
+    assert again["changed"] is False
+    assert again["services"][0]["pid"] == first["pid"]
+
+
+def test_other_settings_are_refused_unless_they_replace(host: Host) -> None:
+    (first,) = host.launch()["services"]
+    with pytest.raises(InputError) as caught:
+        host.launch(budget=8)
+    assert caught.value.id == "service-running"
+    assert "budget: 7 now, 8 asked" in caught.value.message
+    with pytest.raises(InputError) as caught:
+        host.launch(api_key="another-key")
+    assert caught.value.id == "service-running"
+    assert host.state().engine.pid == first["pid"]  # type: ignore[union-attr]
+    (second,) = host.launch(budget=8, replace=True)["services"]
+    assert second["budget"] == "8"
+    assert second["port"] == first["port"]
+    assert second["pid"] != first["pid"]
+    assert identify(first["pid"]) is None
+
+
+def test_a_200_without_a_token_is_not_ready(host: Host) -> None:
+    host.launch(environment={"STAND_IN_FALSE_200": "3"})
+    assert host.log().split("ready: a completion")[0].count('"POST /generate') == 4
+
+
+def test_the_engines_own_words_when_it_dies(host: Host) -> None:
+    host.launch()
+    host.stop()
+    with pytest.raises(InputError) as caught:
+        host.launch(environment={"STAND_IN_DIE": "ValueError: budget 7 is odd"})
+    error = caught.value
+    assert error.id == "engine-refused"
+    assert error.message.startswith("cpu: ValueError: budget 7 is odd")
+    assert "ValueError: budget 7 is odd" in error.details["log"]
+    assert not any("ready" in line for line in error.details["log"])  # of this run only
+    status = host.status()
+    assert (status["state"], status["cause"]) == ("failed", "ValueError: budget 7 is odd")
+    assert processes(host) == []
+
+
+def test_other_deaths_are_failed_steps(host: Host) -> None:
+    with pytest.raises(StepError) as caught:
+        host.launch(environment={"STAND_IN_DIE": "torch.OutOfMemoryError: CUDA out of memory"})
+    assert caught.value.id == "engine-died"
+    assert caught.value.exit_code == 5
+
+
+def test_the_deadline_stops_everything(host: Host) -> None:
+    with pytest.raises(StepError) as caught:
+        host.launch(environment={"STAND_IN_DELAY": "600"}, launch_timeout=1.0)
+    assert caught.value.id == "launch-timeout"
+    assert processes(host) == []
+    assert host.status()["state"] == "failed"
+
+
+def test_a_port_answered_by_another_program_is_not_ready(host: Host) -> None:
+    """The other program took the port after it was found free, and even answers completions."""
+    (port,) = allocate(range(PORTS[0], PORTS[1] + 1), [], 1)
+    double = str(Path(__file__).with_name("stand_in_engine.py"))
+    stranger = subprocess.Popen([sys.executable, double, "--host", "127.0.0.1", "--port", str(port)])
+    try:
+        while is_free(port):
+            time.sleep(0.02)
+        host.start_spec({"STAND_IN_DELAY": "600"}, launch_timeout_s=2.0, port=port)
+        host.until("failed", lambda state: state.state == "failed")
+    finally:
+        stranger.kill()
+        stranger.wait()
+    assert "not this service's" in json.dumps(host.state().error)
+
+
+def test_secrets_are_in_no_file_but_their_own(host: Host) -> None:
+    key = "s3cret-key-value"
+    host.launch(api_key=key, listen="0.0.0.0", environment={"STAND_IN_SAY": "my key is {DDTREE_API_KEY}"})
+    folder = host.folder()
+    holders = {path.name for path in folder.path.iterdir() if path.is_file() and key in path.read_text()}
+    assert holders == {"environment", "engine.yaml"}
+    assert all(stat.S_IMODE((folder.path / name).stat().st_mode) == 0o600 for name in holders)
+    assert "my key is ***" in host.log()
+    for pid in processes(host):
+        assert key not in Path(f"/proc/{pid}/cmdline").read_text()
+    assert host.status()["probe"]["ok"]
+    spec = folder.spec()
+    assert spec is not None
+    assert "401" in str(complete(spec, "wrong", 5).error)
+
+
+def test_a_crash_is_restarted_and_a_crash_loop_ends(host: Host) -> None:
+    environment = {"STAND_IN_DIE_AFTER": "0.8"}
+    host.start_spec(environment, max_restarts=2, restart_delay_s=0.05)
+    state = host.until("failed", lambda state: state.state == "failed")
+    assert state.restarts == 2
+    assert state.error is not None
+    assert state.error["id"] == "crash-loop"
+    assert "exit code 7" in state.error["message"]
+    assert host.log().count("stand-in engine: ") == 3
+    assert processes(host) == []
+
+
+def test_a_killed_engine_comes_back(host: Host) -> None:
+    host.start_spec({}, restart_delay_s=0.05)
+    first = host.until("ready", lambda state: state.state == "ready").engine
+    assert first is not None
+    send_signal(first, signal.SIGKILL)
+    state = host.until("ready again", lambda state: state.state == "ready" and state.engine != first)
+    assert (state.restarts, state.last_exit) == (1, "signal SIGKILL")
+
+
+def test_orphans_and_the_stubborn_are_killed(host: Host, tmp_path: Path) -> None:
+    note = tmp_path / "orphan"
+    host.start_spec({"STAND_IN_ORPHAN": str(note), "STAND_IN_STUBBORN": "1"}, stop_grace_s=0.2)
+    engine = host.until("ready", lambda state: state.state == "ready").engine
+    orphan = identify(int(note.read_text()))
+    assert is_alive(orphan) and is_alive(engine)
+    host.stop()
+    assert not is_alive(orphan)
+    assert not is_alive(engine)
+
+
+def test_orphans_of_a_crash_are_killed_before_the_restart(host: Host, tmp_path: Path) -> None:
+    note = tmp_path / "orphan"
+    host.start_spec({"STAND_IN_ORPHAN": str(note)}, restart_delay_s=0.05)
+    state = host.until("ready", lambda state: state.state == "ready")
+    orphan = identify(int(note.read_text()))
+    assert state.engine is not None
+    send_signal(state.engine, signal.SIGKILL)
+    host.until("ready again", lambda now: now.state == "ready" and now.restarts == 1)
+    assert not is_alive(orphan)
+
+
+def test_a_killed_supervisor_leaves_no_engine_and_a_clean_stop(host: Host, tmp_path: Path) -> None:
+    host.start_spec({})
+    state = host.until("ready", lambda state: state.state == "ready")
+    assert state.supervisor is not None
+    send_signal(state.supervisor, signal.SIGKILL)
+    host.until("dead", lambda state: state.state == "dead")
+    assert host.status()["state"] == "dead"
+    assert host.stop()["services"] == [{"name": "cpu", "changed": True, "state": "stopped"}]
+    assert not is_alive(state.engine)
+    (service,) = host.launch()["services"]
+    assert service["state"] == "ready"
+
+
+def test_stopping_while_it_starts(host: Host) -> None:
+    host.start_spec({"STAND_IN_DELAY": "600"})
+    engine = host.until("loading", lambda state: state.engine is not None).engine
+    assert host.stop()["changed"]
+    assert not is_alive(engine)
+    assert host.state().state == "stopped"
+
+
+def test_a_slow_completion_does_not_make_a_ready_service_fail(host: Host) -> None:
+    host.launch(environment={"STAND_IN_SLOW": "0.3"})
+    status = host.status(probe_timeout=0.05)
+    assert status["state"] == "ready"
+    assert status["probe"]["ok"] is False
+    assert host.status()["probe"]["ok"] is True
+
+
+def test_restart_keeps_settings_and_ports(host: Host) -> None:
+    (first,) = host.launch(api_key="a-key")["services"]
+    (second,) = op_restart({"root": str(host.root)}, silent)["services"]
+    assert second["state"] == "ready"
+    assert second["pid"] != first["pid"]
+    assert (second["port"], second["budget"]) == (first["port"], first["budget"])
+    assert host.folder().secrets() == {"DDTREE_API_KEY": "a-key"}
+
+
+def test_services_do_not_depend_on_who_launched_them(host: Host) -> None:
+    """The launching process is killed while it waits; the service comes up all the same, and holds no pipe of it."""
+    code = (
+        "import json, sys; from ddtree_deploy.serve.operations import op_launch;"
+        "op_launch(json.loads(sys.argv[1]), lambda progress: print(progress.phase, flush=True))"
+    )
+    params = json.dumps(host.params(environment={"STAND_IN_DELAY": "1"}))
+    caller = subprocess.Popen(
+        [sys.executable, "-c", code, params], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    assert caller.stdout is not None
+    assert b"launch cpu" in caller.stdout.readline()
+    os.killpg(caller.pid, signal.SIGKILL)
+    caller.communicate(timeout=30)  # ends only when nobody holds the pipes any more
+    state = host.until("ready", lambda state: state.state == "ready")
+    assert state.supervisor is not None
+    assert os.getsid(state.supervisor.pid) != caller.pid
+
+
+def test_which_log(host: Host) -> None:
+    with pytest.raises(InputError) as caught:
+        op_logs({"root": str(host.root)}, silent)
+    assert caught.value.id == "no-services"
+    host.start_spec({})
+    for params, id in (({"service": "gpu7"}, "no-such-service"), ({"lines": -1}, "bad-lines")):
+        with pytest.raises(InputError) as caught:
+            op_logs({"root": str(host.root), **params}, silent)
+        assert caught.value.id == id
+
+
+def test_a_second_supervisor_gives_way(host: Host) -> None:
+    folder = host.start_spec({})
+    state = host.until("ready", lambda state: state.state == "ready")
+    second = subprocess.run(
+        [sys.executable, "-m", "ddtree_deploy.agent.main", "supervise", str(folder.path), "other"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "another supervisor" in second.stderr
+    assert host.state().supervisor == state.supervisor
+
+
+def test_launch_needs_its_lock(host: Host) -> None:
+    from ddtree_deploy.release.lock import Lock
+
+    with Lock(host.root / "services" / ".lock", "a test"), pytest.raises(DeployError) as caught:
+        host.launch()
+    assert caught.value.exit_code == 6
+
+
+def test_the_service_answers(host: Host) -> None:
+    (service,) = host.launch()["services"]
+    with contextlib.closing(urllib.request.urlopen(f"http://127.0.0.1:{service['port']}/server_info")) as answer:
+        assert answer.status == 200
