@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test fast lint e2e lock clean
+.PHONY: demo test fast lint e2e lock lock-overlays clean
 
 $(VENV)/.ready: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || \
@@ -33,6 +33,10 @@ test: lint fast e2e
 
 lock:
 	$(BIN)/uv pip compile pyproject.toml --group dev --universal --generate-hashes --custom-compile-command 'make lock' --quiet --output-file requirements.lock
+
+# The packages of SGLang 0.5.11 as they were when it was current (docs/profiles.md).
+lock-overlays:
+	cd overlays && ../$(BIN)/uv pip compile sglang-0.5.11.in --universal --generate-hashes --python-version 3.11 --exclude-newer 2026-05-20 --no-emit-index-url --custom-compile-command 'make lock-overlays' --quiet --output-file sglang-0.5.11.lock
 
 clean:
 	rm -rf $(VENV) .demo
