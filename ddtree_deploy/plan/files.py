@@ -15,8 +15,9 @@ def diff_files(
 ) -> list[FileChange]:
     """Every file that differs in the release from what the packages bring.
 
-    ``site_packages`` is relative to the release, as the paths of shims are. ``patch_set`` is None where the playbook does not patch; ``kept_engine`` is the base's engine where the overlay does
-    not replace it: files that already are as the patch set leaves them are not listed.
+    ``patch_set`` is None where the playbook does not patch; ``kept_engine`` is the base's engine where the overlay does
+    not replace it: files that already are as the patch set leaves them are not listed. ``site_packages`` is relative to
+    the release, as the paths of shims are.
     """
     on_disk = kept_engine.sha256 if kept_engine is not None else {}
     changes: list[FileChange] = []
