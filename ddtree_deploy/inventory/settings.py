@@ -41,11 +41,14 @@ BUILT_IN = Origin("built in")
 
 @dataclass(frozen=True)
 class Connection:
-    """How a host is reached; the fields of the transport's settings. ``connect_timeout`` in seconds."""
+    """How a host is reached; the fields of the transport's settings. What is None, ``~/.ssh/config`` may say.
+
+    ``connect_timeout`` in seconds, for the whole way.
+    """
 
     kind: str  # ssh | local
     address: str
-    port: int = 22
+    port: Optional[int] = None
     user: Optional[str] = None
     identity: Optional[str] = None
     jump: list[str] = field(default_factory=list)  # user@host:port, in the order in which they are passed

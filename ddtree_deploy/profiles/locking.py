@@ -19,6 +19,7 @@ from ddtree_deploy.inventory.settings import HostSettings
 from ddtree_deploy.named_files import is_path
 from ddtree_deploy.profiles.loader import load_profile, recipe_line, with_lock
 from ddtree_deploy.profiles.model import Profile, Source
+from ddtree_deploy.resources import data_dir
 
 DEFAULT_INDEX = "default"
 _TIMEOUT = 900  # seconds; a slow mirror takes minutes, a dead one fails by its own timeouts long before
@@ -40,7 +41,7 @@ def profile_for(host: HostSettings, name: Optional[str] = None, source: Optional
     Raises InputError: those of ``load_profile``, ``profile-needs-index``, and those of ``make_lock``.
     """
     source = source or host.plan_source()
-    locks = host.folder / "locks"
+    locks = locks_folder(host)
     if name and is_path(name) and Path(name).expanduser().is_file():
         name = str(Path(name).expanduser().absolute())
     profile = load_profile(name or host.require("profile"), [host.folder, host.folder / "overlays"], locks)
@@ -52,6 +53,14 @@ def profile_for(host: HostSettings, name: Optional[str] = None, source: Optional
             raise _needs_index(profile, host)
         profile = _make(profile, host, source, locks)
     return replace(profile, needs_index=None)  # it has been seen to; the digest stays that of the file
+
+
+def locks_folder(host: HostSettings) -> Path:
+    """Where locks made for ``host`` are kept: ``locks/`` beside its inventory, or the user's data folder where that is
+    the shipped one."""
+    if host.folder == data_dir("inventory"):
+        return Path(os.environ.get("XDG_DATA_HOME") or Path("~/.local/share").expanduser()) / "ddtree-deploy" / "locks"
+    return host.folder / "locks"
 
 
 def _needs_index(profile: Profile, host: HostSettings) -> InputError:

@@ -221,6 +221,16 @@ def test_lock_of_other_requirements_is_made_again(inventory: Path, packages: Pat
     assert next(package.version for package in again.packages if package.name == "helper") == "1.0"
 
 
+def test_locks_of_the_shipped_inventory_are_kept_for_the_user(
+    inventory: Path, packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    host = load_inventory().host("localhost")
+    with index(packages) as url:
+        assert profile_for(host, str(inventory.parent / "overlays" / "mine.yaml"), Source("index", url)).packages
+    assert (tmp_path / "data" / "ddtree-deploy" / "locks" / "mine.lock").is_file()
+
+
 def test_index_by_reference_that_is_not_set(inventory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TEST_INDEX", raising=False)
     with pytest.raises(InputError) as caught:
