@@ -37,6 +37,8 @@ _HINTS_BY_TEXT: List[Tuple[str, str]] = [
 _HINTS_BY_CAUSE = {
     "python-missing": "the release's base interpreter was removed or moved: provision again",
     "missing-module": "the release lacks it: provision again; a package of your own belongs in the base venv",
+    "import-error": "the traceback names the package; `ddtree-deploy verify --static` looks at how it was built",
+    "wrong-value": "its parts do not belong together: `ddtree-deploy verify --static` looks for the mix",
     "outside-release": "PYTHONPATH, an editable install or a .pth file leads out of the release",
     "crash": "a crash on import is nearly always a mix of builds: `ddtree-deploy verify --static` looks for it",
     "hang": "the output shows where it waits: often the driver, or a network file system",

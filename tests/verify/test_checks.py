@@ -1,0 +1,210 @@
+"""Each way in which a release fails to import is told apart from the others."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from release_double import fill, make_venv, site_packages
+
+from ddtree_deploy.agent.protocol import Progress, silent
+from ddtree_deploy.errors import InputError
+from ddtree_deploy.verify.checks import TITLES, op_verify, run_checks, torch_cuda
+from ddtree_deploy.verify.model import CheckResult
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Iterator[Path]:
+    yield make_venv(tmp_path / "root" / "releases" / "r1")
+
+
+def results(release: Path, **options: Any) -> dict[str, CheckResult]:
+    found = run_checks(release, **options)
+    assert [result.id for result in found] == list(TITLES)
+    return {result.id: result for result in found}
+
+
+def statuses(found: dict[str, CheckResult]) -> dict[str, str]:
+    return {name: result.status for name, result in found.items()}
+
+
+ALL_OK = dict.fromkeys(TITLES, "ok")
+
+
+def test_a_good_release(release: Path) -> None:
+    seen: list[Progress] = []
+    found = results(fill(release), progress=seen.append)
+    assert statuses(found) == ALL_OK
+    assert found["torch"].summary == "torch 2.11.0+cu130, CUDA 13.0, no GPU in sight"
+    assert found["modules"].summary.count("sglang/srt/speculative/") == 2
+    assert found["kernel"].summary == "sgl_kernel 0.4.2 loads (sm100)"
+    assert all(result.output == [] for result in found.values())
+    assert seen[-1].finished
+
+
+def test_a_venv_without_an_engine_fails_cleanly(release: Path) -> None:
+    found = results(release)
+    assert set(statuses(found).values()) == {"failed"}
+    assert {result.cause for result in found.values()} == {"missing-module"}
+    assert "torch" in found["torch"].summary
+    assert all(result.hint for result in found.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "cause", "text"),
+    [
+        ({"torchvision/__init__.py": "import pybase64"}, "torchvision", "missing-module", "pybase64"),
+        (
+            {"sgl_kernel/__init__.py": "raise ImportError('common_ops.so: undefined symbol: _ZN2at')"},
+            "kernel",
+            "import-error",
+            "undefined symbol",
+        ),
+        ({"torchvision/__init__.py": "raise SystemExit(3)"}, "torchvision", "import-error", "SystemExit"),
+        (
+            {"sgl_kernel/__init__.py": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"},
+            "kernel",
+            "crash",
+            "SIGSEGV",
+        ),
+        ({"torchvision/__init__.py": "import os; os._exit(9)"}, "torchvision", "crash", "exit code 9"),
+        ({"torchvision/__init__.py": "import ctypes; ctypes.string_at(0)"}, "torchvision", "crash", "SIGSEGV"),
+        ({"sglang/srt/speculative/ddtree_utils.py": None}, "modules", "missing-module", "ddtree_utils"),
+        (
+            {
+                "sglang/srt/speculative/spec_info.py": (
+                    "class SpeculativeAlgorithm:\n    from_string = staticmethod(int)\n"
+                )
+            },
+            "algorithm",
+            "wrong-value",
+            "does not know DDTREE",
+        ),
+        (
+            {
+                "sglang/srt/speculative/spec_info.py": (
+                    "class A:\n    is_dflash = lambda self: False\n"
+                    "class SpeculativeAlgorithm:\n    from_string = staticmethod(lambda name: A())\n"
+                )
+            },
+            "algorithm",
+            "wrong-value",
+            "is_dflash() False, is_ddtree() missing",
+        ),
+    ],
+)
+def test_one_broken_thing(release: Path, changes: dict[str, str | None], check: str, cause: str, text: str) -> None:
+    found = results(fill(release, changes))
+    assert statuses(found) == {**ALL_OK, check: "failed"}
+    assert found[check].cause == cause
+    assert text in found[check].summary
+    assert found[check].hint
+
+
+def test_a_wrong_answer_of_an_operator(release: Path) -> None:
+    torchvision = (
+        "__version__ = '0'\nclass ops:\n    nms = staticmethod(lambda *_: __import__('array').array('i', [0, 1]))\n"
+    )
+    found = results(fill(release, {"torchvision/__init__.py": torchvision}))
+    assert (found["torchvision"].status, found["torchvision"].cause) == ("failed", "wrong-value")
+
+
+def test_a_hang_is_ended_and_says_where(release: Path) -> None:
+    found = results(fill(release, {"torchvision/__init__.py": "import time\ntime.sleep(600)\n"}), limit_s=2.0)
+    assert statuses(found) == {**ALL_OK, "torchvision": "failed"}
+    assert found["torchvision"].cause == "hang"
+    assert any("torchvision/__init__.py" in line.text for line in found["torchvision"].output)
+
+
+def test_a_module_from_outside_of_the_release(release: Path, tmp_path: Path) -> None:
+    fill(release)
+    outside = tmp_path / "elsewhere"
+    shutil.move(str(site_packages(release) / "torchvision"), str(outside / "torchvision"))
+    (site_packages(release) / "editable.pth").write_text(f"{outside}\n")
+    found = results(release)
+    assert statuses(found) == {**ALL_OK, "torchvision": "failed"}
+    assert found["torchvision"].cause == "outside-release"
+    assert str(outside) in found["torchvision"].summary
+
+
+def test_nothing_leaks_in_from_the_caller(release: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(release)
+    (tmp_path / "leak").mkdir()
+    (tmp_path / "leak" / "torchvision.py").write_text("raise ImportError('leaked')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "leak"))
+    monkeypatch.setenv("LD_PRELOAD", "/nowhere.so")
+    monkeypatch.chdir(tmp_path / "leak")
+    assert statuses(results(release)) == ALL_OK
+
+
+def test_the_environment_is_the_services(release: Path) -> None:
+    torch = (
+        "import os\nfrom torch import version\n__version__ = os.environ['FROM_PROFILE'] + os.environ['MINE']\n"
+        "class cuda:\n    device_count = staticmethod(lambda: 0)\ntensor = list\n"
+    )
+    fill(release, {"torch/__init__.py": torch}, {"environment": {"FROM_PROFILE": "{release}/lib;", "MINE": "profile"}})
+    assert f"{release}/lib;profile" in results(release)["torch"].summary
+    assert f"{release}/lib;override" in results(release, environment={"MINE": "override"})["torch"].summary
+
+
+def test_python_that_cannot_run(release: Path) -> None:
+    fill(release)
+    python = release / "bin" / "python"
+    python.unlink()
+    found = results(release)
+    assert {result.cause for result in found.values()} == {"python-missing"}
+    python.write_text("#!/nowhere/python\n")
+    python.chmod(0o755)
+    assert {result.cause for result in results(release).values()} == {"python-missing"}
+    python.write_text("#!/bin/sh\necho no libpython >&2\nexit 127\n")
+    found = results(release)
+    assert {result.cause for result in found.values()} == {"python-missing"}
+    assert found["torch"].output[0].text == "no libpython"
+
+
+def test_output_is_given_to_its_check_and_classed(release: Path) -> None:
+    noisy = "import sys\nprint('Failed: SM 12.x requires CUDA >= 12.9.', file=sys.stderr)\nprint('odd')\n"
+    fill(release, {"sgl_kernel/sm100/common_ops.py": noisy})
+    found = results(release)
+    assert statuses(found) == ALL_OK
+    assert [(line.kind, line.text) for line in found["kernel"].output] == [
+        ("noise", "Failed: SM 12.x requires CUDA >= 12.9."),
+        ("unknown", "odd"),
+    ]
+    (site_packages(release) / "torch" / "version.py").write_text("cuda = '12.8'\n")
+    found = results(release)
+    assert statuses(found) == {**ALL_OK, "kernel": "warning"}
+    assert found["kernel"].output[0].kind == "warning"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("cuda: Optional[str] = '13.0'", "13.0"), ("cuda = '12.8'\nhip = None", "12.8"), ("cuda = None", None)],
+)
+def test_torch_cuda(release: Path, text: str, expected: str | None) -> None:
+    fill(release, {"torch/version.py": text})
+    assert torch_cuda(release) == expected
+
+
+def test_the_operation(release: Path) -> None:
+    root = release.parent.parent
+    (root / "current").symlink_to("releases/r1")
+    fill(release)
+    report = op_verify({"root": str(root)}, silent)
+    assert (report["ok"], report["release"], report["path"]) == (True, "r1", str(release))
+    fill(release, {"sglang/srt/speculative/ddtree_utils.py": None})
+    report = op_verify({"root": str(root), "release": "r1"}, silent)
+    assert report["ok"] is False
+
+
+@pytest.mark.parametrize(
+    ("params", "id"),
+    [({}, "no-current-release"), ({"release": "r9"}, "release-missing"), ({"gpu": True}, "no-gpu-checks")],
+)
+def test_bad_params(tmp_path: Path, params: dict[str, Any], id: str) -> None:
+    with pytest.raises(InputError) as caught:
+        op_verify({"root": str(tmp_path), **params}, silent)
+    assert caught.value.id == id
