@@ -199,6 +199,10 @@ def _clone_symlink(source: str, target: str, path: str, done: Cloned) -> None:
     """Symlinks are made as they are; those that must change are handled when the clone is moved to its new path."""
     destination = os.readlink(source)
     os.symlink(destination, target)
+    info = os.lstat(source)
+    os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns), follow_symlinks=False)
+    if os.geteuid() == 0:
+        os.chown(target, info.st_uid, info.st_gid, follow_symlinks=False)
     done.symlinks += 1
     if os.path.isabs(destination) or os.path.normpath(os.path.join(os.path.dirname(path), destination)).startswith(
         ".."

@@ -101,7 +101,7 @@ def place_distributions(
     if overwritten:
         done.note("warning", "shared-file", "files of packages that stay were replaced: " + _some(overwritten))
     mentions = PathMentions(old_paths(source) + (also_known_as or []), final)
-    result = relocate(tree, site, moved, mentions, progress, os.path.basename(final))
+    result = relocate(tree, site, moved, mentions, progress)
     done.rewritten = result.rewritten
     done.notes += result.notes
     for distribution in taken:

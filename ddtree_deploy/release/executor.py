@@ -7,13 +7,14 @@ rename, after the release has its name, so it leads to a complete release at eve
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 from ddtree_deploy.agent.protocol import Progress, ProgressSink
 from ddtree_deploy.codec import from_dict
-from ddtree_deploy.errors import DeployError, InputError, StepError
+from ddtree_deploy.errors import DeployError, InputError
 from ddtree_deploy.plan.model import Action, Plan
 from ddtree_deploy.release.clone import clone_error
 from ddtree_deploy.release.files import remove_tree
@@ -59,15 +60,12 @@ def apply_plan(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]
         before = current_release(layout)
         layout.releases.mkdir(parents=True, exist_ok=True)
         clean_leftovers(layout, journal, progress)
-        actions = _remaining(context)
-        report: List[Dict[str, Any]] = []
-        for action, step in zip(plan.actions, steps):
-            if action in actions:
-                report.append(_run(action, step, context))
-        if context.partial.is_dir():  # a playbook that does not activate: the release waits for a `rollback --to`
-            _finish(plan.actions[-1], steps[-1], context)
+        try:
+            report = _run_all(steps, context)
+        except BaseException:
+            _abandon(context)
+            raise
         journal.append("run-end", release=plan.release_id, ok=True)
-        progress(Progress("apply", "done", done_files=len(report), total_files=len(report), finished=True))
         return {
             "release_id": plan.release_id,
             "changed": bool(report),
@@ -76,6 +74,17 @@ def apply_plan(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]
             "actions": report,
             "notes": context.notes,
         }
+
+
+def _run_all(steps: List[Any], context: StepContext) -> List[Dict[str, Any]]:
+    remaining = _remaining(context)
+    report: List[Dict[str, Any]] = []
+    for action, step in zip(context.plan.actions, steps):
+        if action in remaining:
+            report.append(_run(action, step, context))
+    if context.partial.is_dir():  # a playbook that does not activate: the release waits for a `rollback --to`
+        _finish_partial(context)
+    return report
 
 
 def _remaining(context: StepContext) -> List[Action]:
@@ -89,65 +98,59 @@ def _remaining(context: StepContext) -> List[Action]:
 def _run(action: Action, step: Any, context: StepContext) -> Dict[str, Any]:
     started = time.monotonic()
     journal = context.journal
-    context.progress(Progress(action.step, action.summary))
+    names = {"action": action.id, "step": action.step, "release": context.release_id}
     try:
+        context.progress(Progress(action.step, action.summary))
         for precondition in action.preconditions:
             preconditions.check(precondition, context)
-        journal.append("begin", action=action.id, step=action.step, release=context.release_id, summary=action.summary)
+        journal.append("begin", summary=action.summary, **names)
         if action.step == "activate":
             _finish_partial(context)
         else:
             _link_final(context)
         result: Dict[str, Any] = step.apply(action, context) or {}
         seconds = round(time.monotonic() - started, 3)
-        journal.append("end", action=action.id, step=action.step, release=context.release_id, seconds=seconds)
+        journal.append("end", seconds=seconds, **names)
+        if action.step != "activate":  # a release that is active is a success, even if nobody is there to hear it
+            context.progress(Progress(action.step, action.summary, finished=True))
     except BaseException as error:
-        failure = _failure(error, action, context)
-        _fail(action, step, context, failure if failure is not None else error)
+        failure = _as_deploy_error(error, action, context)
+        _journal_failure(failure or error, names, journal)
+        with contextlib.suppress(OSError, DeployError):
+            step.undo(action, context)
         if failure is None or failure is error:
             raise
         raise failure from error
     context.results[action.step] = result
-    context.progress(Progress(action.step, action.summary, finished=True))
     return {"id": action.id, "step": action.step, "seconds": seconds, "result": result}
 
 
-def _failure(error: BaseException, action: Action, context: StepContext) -> Any:
+def _as_deploy_error(error: BaseException, action: Action, context: StepContext) -> Optional[DeployError]:
     """The DeployError to raise for ``error``; None when it is to be raised as it is (an interrupt, a bug)."""
-    if isinstance(error, DeployError):
-        if isinstance(error, (StepError, InputError)):
-            error.details.setdefault("action", action.id)
-        return error
     if isinstance(error, OSError):
-        failure = clone_error(error, str(context.root), str(context.partial), 0)
-        failure.details["action"] = action.id
-        return failure
-    return None
+        error = clone_error(error, str(context.root), str(context.partial), 0)
+    if not isinstance(error, DeployError):
+        return None
+    error.details.setdefault("action", action.id)
+    return error
 
 
-def _fail(action: Action, step: Any, context: StepContext, error: BaseException) -> None:
-    """Journal the failure and remove the release under construction. Whatever fails here, the next run makes good."""
-    interrupted = isinstance(error, KeyboardInterrupt)
-    description = (
-        error.to_dict() if isinstance(error, DeployError) else {"id": type(error).__name__, "message": str(error)}
-    )
-    try:
-        context.journal.append(
-            "fail",
-            action=action.id,
-            step=action.step,
-            release=context.release_id,
-            interrupted=interrupted,
-            error={key: description.get(key) for key in ("id", "message", "where")},
-        )
-        step.undo(action, context)
+def _journal_failure(error: BaseException, names: Dict[str, Any], journal: Journal) -> None:
+    described = {"id": type(error).__name__, "message": str(error), "where": None}
+    if isinstance(error, DeployError):
+        described = {"id": error.id, "message": error.message, "where": error.where}
+    # A full disk may refuse this line; the error itself is what the user must see.
+    with contextlib.suppress(OSError):
+        journal.append("fail", interrupted=isinstance(error, KeyboardInterrupt), error=described, **names)
+
+
+def _abandon(context: StepContext) -> None:
+    """Remove the release under construction. Whatever fails here, the next run makes good."""
+    with contextlib.suppress(OSError):
         if context.final.is_symlink():
             os.unlink(context.final)
         remove_tree(context.partial)
         context.journal.append("run-end", release=context.release_id, ok=False)
-    except (OSError, DeployError):
-        # Already failing, and for a reason that the user should see; a full disk may refuse the journal as well.
-        return
 
 
 def _link_final(context: StepContext) -> None:
@@ -160,17 +163,6 @@ def _finish_partial(context: StepContext) -> None:
     if context.partial.is_dir():
         cloned = next(action for action in context.plan.actions if action.step == "clone")
         finish_release(cloned.params["record"], context)
-
-
-def _finish(action: Action, step: Any, context: StepContext) -> None:
-    try:
-        _finish_partial(context)
-    except BaseException as error:
-        failure = _failure(error, action, context)
-        _fail(action, step, context, failure or error)
-        if failure is None or failure is error:
-            raise
-        raise failure from error
 
 
 def _note_interruption(context: StepContext) -> None:

@@ -30,7 +30,6 @@ def planned_record(inputs: PlanInputs, draft: PlanDraft) -> Dict[str, Any]:
         inputs_digest=draft.inputs_digest,
         profile=profile.name,
         created="",
-        base=draft.base,
         site_packages=draft.site_packages,
         base_fingerprint=base.fingerprint if base is not None else None,
         python=base.python if base is not None else None,

@@ -12,6 +12,7 @@ from ddtree_deploy.plan.model import FileChange, PackageChange
 class ReleaseRecord:
     """Written when a release is cloned, and again, complete, before it gets its name; without it, none.
 
+    It does not name the base venv's path, as nothing in a release does; the journal's ``run-begin`` does.
     ``site_packages`` is relative to the release. ``environment`` and ``engine_arguments`` are the profile's, with
     ``{release}`` expanded to the release's path. ``files`` (paths as in the plan) have no ``diff``. ``rewritten`` are
     the files, relative to the release, whose mentions of the base's path were rewritten. ``staging`` and ``blobs`` are
@@ -22,7 +23,6 @@ class ReleaseRecord:
     inputs_digest: str
     profile: str
     created: str  # ISO 8601, UTC
-    base: str
     site_packages: str
     base_fingerprint: Optional[str] = None
     python: Optional[str] = None

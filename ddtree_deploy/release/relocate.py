@@ -12,7 +12,7 @@ from ddtree_deploy.release.clone import Cloned
 from ddtree_deploy.release.files import remove_file, replace_file, shown
 from ddtree_deploy.release.paths import PathMentions, is_text
 from ddtree_deploy.release.record import refresh_records
-from ddtree_deploy.release.scripts import rewrite_prompt, rewrite_shebang
+from ddtree_deploy.release.scripts import rewrite_activate, rewrite_shebang
 
 _SCRIPT_LIMIT = 1 << 20
 _EVERY = 1024
@@ -41,22 +41,19 @@ def old_paths(venv: str) -> List[str]:
     return found
 
 
-def relocate(
-    tree: str, site: str, cloned: Cloned, mentions: PathMentions, progress: ProgressSink, new_name: str
-) -> Relocated:
+def relocate(tree: str, site: str, cloned: Cloned, mentions: PathMentions, progress: ProgressSink) -> Relocated:
     """Rewrite the clone at ``tree`` so that it works from ``mentions.new``; ``site``: site-packages relative to it.
 
     Every regular file is looked through once. Text is rewritten (each file as a new one, see files.replace_file),
     RECORDs are corrected, absolute symlinks into the old venv are pointed into the new one.
     """
     done = Relocated()
-    names = [os.path.basename(path) for path in mentions.old]
     total = sum(size for _, size in cloned.files)
     seen = 0
     for index, (path, size) in enumerate(cloned.files):
         full = f"{tree}/{path}"
         if mentions.may_be_in_file(full, size) or (path.startswith("bin/") and 0 < size <= _SCRIPT_LIMIT):
-            _relocate_file(full, path, mentions, names, new_name, done)
+            _relocate_file(full, path, mentions, done)
         seen += size
         if index % _EVERY == 0:
             progress(Progress("rewrite", "looking for the base's path", seen, total, index, len(cloned.files)))
@@ -76,16 +73,14 @@ def relocate(
     return done
 
 
-def _relocate_file(
-    full: str, path: str, mentions: PathMentions, names: List[str], new_name: str, done: Relocated
-) -> None:
+def _relocate_file(full: str, path: str, mentions: PathMentions, done: Relocated) -> None:
     with open(full, "rb") as stream:
         before = stream.read()
     data = before
     if path.startswith("bin/"):
         data = rewrite_shebang(data, mentions)
         if re.match(r"bin/activate", path, re.IGNORECASE):
-            data = rewrite_prompt(data, names, new_name)
+            data = rewrite_activate(data, mentions)
     if is_text(data):
         data = mentions.replace(data)
     elif mentions.count(data):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Iterable, Optional
+import shlex
+from typing import Optional
 
 from ddtree_deploy.release.paths import PathMentions
 
@@ -45,11 +46,18 @@ def rewrite_shebang(data: bytes, mentions: PathMentions) -> bytes:
     return _head(interpreter, words[1] if len(words) > 1 else b"", exec_form=False) + rest
 
 
-def rewrite_prompt(data: bytes, old_names: Iterable[str], new_name: str) -> bytes:
-    """An activate script whose prompt is the old venv's folder name, with the new one. Prompts of one's own stay."""
-    new = os.fsencode(new_name)
-    for name in old_names:
-        old = re.escape(os.fsencode(name))
+def rewrite_activate(data: bytes, mentions: PathMentions) -> bytes:
+    """An activate script, of any shell, for the new venv. What is left to do is the plain replacement of paths.
+
+    A prompt that is the old folder's name becomes the new one; prompts of one's own stay. Where the old path stands
+    unquoted, the new one is quoted if it has to be.
+    """
+    new = os.fsencode(os.path.basename(mentions.new))
+    for path in mentions.old:
+        unquoted = rb"(VIRTUAL_ENV[ =])" + re.escape(os.fsencode(path)) + rb"(?=[\s;]|\Z)"
+        quoted = os.fsencode(shlex.quote(mentions.new))
+        data = re.sub(unquoted, lambda match, quoted=quoted: match.group(1) + quoted, data)  # type: ignore[misc]
+        old = re.escape(os.fsencode(os.path.basename(path)))
         data = re.sub(rb'(["\'])\(' + old + rb"\) ", lambda match: match.group(1) + b"(" + new + b") ", data)
         data = re.sub(
             rb"(VIRTUAL_ENV_PROMPT[ =]+)([\"'])" + old + rb"([\"'])",

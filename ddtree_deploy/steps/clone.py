@@ -82,7 +82,7 @@ def apply(action: Action, context: StepContext) -> Dict[str, Any]:
         context.note(
             "note",
             "clone-copies",
-            f"files of {base} cannot be linked into {context.layout.releases}, so {total:,} bytes are copied",
+            f"the base venv's files cannot be linked into {context.layout.releases}, so {total:,} bytes are copied",
         )
     partial = str(context.partial)
     done = clone_tree(
@@ -96,13 +96,13 @@ def apply(action: Action, context: StepContext) -> Dict[str, Any]:
     )
     mentions = PathMentions(old_paths(base), str(context.final))
     try:
-        moved = relocate(partial, site, done, mentions, context.progress, context.release_id)
+        moved = relocate(partial, site, done, mentions, context.progress)
         finish_folders(partial, done.folders)
     except OSError as error:
         raise clone_error(error, base, partial, 0) from error
     _recheck_base(action, context)
     context.notes += moved.notes
-    _notes(real, base, done.skipped, context)
+    _notes(real, done.skipped, context)
     write_record(action.params["record"], context)
     return {
         "method": method,
@@ -176,13 +176,13 @@ def _tree_bytes(folder: str) -> int:
     return total
 
 
-def _notes(real: str, base: str, skipped: List[str], context: StepContext) -> None:
+def _notes(real: str, skipped: List[str], context: StepContext) -> None:
     if _setting(os.path.join(real, "pyvenv.cfg"), "include-system-site-packages") == "true":
         context.note(
             "warning",
             "system-site-packages",
-            f"{base} was made with --system-site-packages: the release sees the system's packages too, and changes "
-            "when they do",
+            "the base venv was made with --system-site-packages: the release sees the system's packages too, and "
+            "changes when they do",
         )
     if skipped:
         names = ", ".join(shown(path) for path in skipped[:5])

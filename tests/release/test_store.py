@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, List
+
+import pytest
+
+from ddtree_deploy.agent.protocol import silent
+from ddtree_deploy.errors import InputError, LockedError, StepError
+from ddtree_deploy.release.journal import Journal, read_journal
+from ddtree_deploy.release.layout import Layout
+from ddtree_deploy.release.lock import Lock
+from ddtree_deploy.release.prune import prune
+from ddtree_deploy.release.store import (
+    current_release,
+    list_releases,
+    op_list,
+    op_prune,
+    op_rollback,
+    rollback,
+    switch_current,
+)
+
+
+def add_release(root: Path, id: str, day: int, activate: bool = True, **fields: Any) -> Path:
+    """A folder with a record and an interpreter, activated as a provision would."""
+    path = root / "releases" / id
+    (path / ".ddtree").mkdir(parents=True)
+    (path / "bin").mkdir()
+    (path / "bin" / "python").symlink_to("/bin/sh")
+    record = {
+        "id": id,
+        "inputs_digest": "d" * 64,
+        "profile": "test",
+        "created": f"2026-01-{day:02}T00:00:00.000Z",
+        "site_packages": "lib/python3/site-packages",
+        "bytes": 5,
+        **fields,
+    }
+    (path / ".ddtree" / "release.json").write_text(json.dumps(record))
+    if activate:
+        layout = Layout(root)
+        previous = current_release(layout)
+        switch_current(layout, id)
+        Journal(layout.journal).append("activated", release=id, previous=previous, by="provision")
+    return path
+
+
+@pytest.fixture
+def three(root: Path) -> Path:
+    for day, id in enumerate(("r-1", "r-2", "r-3"), 1):
+        add_release(root, id, day)
+    return root
+
+
+def ids(root: Path) -> List[str]:
+    return [release.id for release in list_releases(str(root))]
+
+
+def test_list(three: Path) -> None:
+    (three / "releases" / "r-4.partial").mkdir()
+    (three / "releases" / "r-4").symlink_to("r-4.partial")
+    (three / "releases" / "junk").mkdir()
+    result = op_list({"root": str(three)}, silent)
+    assert [(release["id"], release["current"], release["complete"]) for release in result["releases"]][:3] == [
+        ("r-1", False, True),
+        ("r-2", False, True),
+        ("r-3", True, True),
+    ]
+    assert (result["current"], result["previous"], result["partial"]) == ("r-3", "r-2", ["r-4.partial"])
+    assert [release["complete"] for release in result["releases"] if release["id"] == "junk"] == [False]
+
+
+def test_list_of_nothing(root: Path) -> None:
+    expected = {"releases": [], "current": None, "previous": None, "partial": []}
+    assert op_list({"root": str(root)}, silent) == expected
+
+
+def test_rollback_goes_back_one_by_one(three: Path) -> None:
+    assert op_rollback({"root": str(three), "to": None}, silent)["release_id"] == "r-2"
+    assert rollback(str(three), None)["release_id"] == "r-1"
+    with pytest.raises(InputError) as caught:
+        rollback(str(three), None)
+    assert caught.value.id == "nothing-to-roll-back"
+    assert current_release(Layout(three)) == "r-1"
+    assert rollback(str(three), "r-3")["previous"] == "r-1"
+    assert rollback(str(three), None)["release_id"] == "r-1"
+
+
+def test_rollback_to_the_current_one_changes_nothing(three: Path) -> None:
+    lines = len(read_journal(three / "journal.jsonl"))
+    assert rollback(str(three), "r-3")["changed"] is False
+    assert len(read_journal(three / "journal.jsonl")) == lines
+
+
+@pytest.mark.parametrize(
+    ("target", "id"),
+    [
+        ("gone-1", "no-such-release"),
+        ("../../etc", "bad-release-id"),
+        ("r-9", "no-such-release"),
+        ("junk", "release-incomplete"),
+        ("r-1", "release-incomplete"),
+    ],
+)
+def test_rollback_checks_its_target_first(three: Path, target: str, id: str) -> None:
+    (three / "releases" / "junk").mkdir()
+    (three / "releases" / "r-9").symlink_to("r-9.partial")
+    (three / "releases" / "r-1" / "bin" / "python").unlink()
+    with pytest.raises(InputError) as caught:
+        rollback(str(three), target)
+    assert caught.value.id == id
+    assert caught.value.exit_code == 3
+    assert current_release(Layout(three)) == "r-3"
+
+
+def test_rollback_when_the_previous_one_was_removed_by_hand(three: Path) -> None:
+    (three / "releases" / "r-2").rename(three / "elsewhere")
+    with pytest.raises(InputError, match="r-2") as caught:
+        rollback(str(three), None)
+    assert caught.value.id == "no-such-release"
+    assert "r-1" in (caught.value.hint or "")
+
+
+def test_rollback_without_a_root(root: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        rollback(str(root), None)
+    assert caught.value.id == "no-root"
+    assert not root.exists()
+
+
+def test_history_survives_a_kill_between_switch_and_journal(three: Path) -> None:
+    add_release(three, "r-4", 4, activate=False)
+    switch_current(Layout(three), "r-4")
+    assert rollback(str(three), None)["release_id"] == "r-3"
+
+
+def test_current_that_is_no_link(root: Path) -> None:
+    add_release(root, "r-1", 1, activate=False)
+    (root / "current").mkdir()
+    with pytest.raises(StepError) as caught:
+        rollback(str(root), "r-1")
+    assert caught.value.id == "current-not-a-link"
+
+
+def test_switch_never_leaves_a_gap(three: Path) -> None:
+    (three / "current.999.tmp").symlink_to("releases/r-1")
+    switch_current(Layout(three), "r-1")
+    assert (three / "current").readlink() == Path("releases/r-1")
+
+
+def test_prune_keeps_newest_current_and_previous(root: Path) -> None:
+    for day in range(1, 7):
+        add_release(root, f"r-{day}", day)
+    rollback(str(root), "r-2")  # current is old, and before it was r-1
+    result = op_prune({"root": str(root), "keep": 2}, silent)
+    assert ids(root) == ["r-1", "r-2", "r-5", "r-6"]
+    assert result["removed"] == ["r-3", "r-4"]
+    why = {entry["id"]: entry["why"] for entry in result["kept"]}
+    assert why == {
+        "r-1": "active before the current one",
+        "r-2": "current",
+        "r-5": "among the newest",
+        "r-6": "among the newest",
+    }
+    assert rollback(str(root), None)["release_id"] == "r-1"
+
+
+@pytest.mark.parametrize("as_path", [True, False])
+def test_prune_keeps_what_services_use(three: Path, as_path: bool) -> None:
+    add_release(three, "r-4", 4)
+    service = three / "services" / "gpu0"
+    service.mkdir(parents=True)
+    release = str(three / "releases" / "r-1") if as_path else "r-1"
+    (service / "spec.json").write_text(json.dumps({"name": "gpu0", "release": release}))
+    (three / "services" / ".lock").write_text("")
+    result = prune(str(three), 0, silent)
+    assert ids(three) == ["r-1", "r-3", "r-4"]
+    assert {"id": "r-1", "why": "in use by service gpu0"} in result["kept"]
+
+
+def test_prune_cleans_the_cache_and_what_was_interrupted(three: Path) -> None:
+    for name in ("r-8.removing", "r-9.partial"):
+        (three / "releases" / name / "lib").mkdir(parents=True)
+    (three / "releases" / "r-9").symlink_to("r-9.partial")
+    (three / "current.1.tmp").symlink_to("x")
+    staging, blobs = three / "cache" / "staging", three / "cache" / "blobs"
+    for name in ("used", "unused", "broken.partial"):
+        (staging / name).mkdir(parents=True)
+    blobs.mkdir()
+    for name in ("a" * 64, "b" * 64, "c" * 64):
+        (blobs / name).write_text("x")
+    old = time.time() - 7200
+    os.utime(blobs / ("a" * 64), (old, old))
+    os.utime(blobs / ("b" * 64), (old, old))
+    add_release(three, "r-4", 4, staging="used", blobs=["a" * 64])
+    result = prune(str(three), 1, silent)
+    assert ids(three) == ["r-3", "r-4"]
+    assert sorted(path.name for path in (three / "releases").iterdir()) == ["r-3", "r-4"]
+    assert [path.name for path in staging.iterdir()] == ["used"]
+    assert sorted(path.name for path in blobs.iterdir()) == ["a" * 64, "c" * 64]  # the young one may be on its way
+    assert sorted(result["cache_removed"]) == ["b" * 64, "unused"]
+    assert not (three / "current.1.tmp").is_symlink()
+
+
+def test_prune_twice_removes_nothing_more(three: Path) -> None:
+    prune(str(three), 1, silent)
+    assert prune(str(three), 1, silent)["removed"] == []
+
+
+@pytest.mark.parametrize("keep", [-1, "2", None, 1.5, True])
+def test_prune_wants_a_number(three: Path, keep: Any) -> None:
+    with pytest.raises(InputError) as caught:
+        prune(str(three), keep, silent)
+    assert caught.value.id == "bad-keep"
+    assert ids(three) == ["r-1", "r-2", "r-3"]
+
+
+def test_operations_wait_for_nobody(three: Path) -> None:
+    with Lock(three / "lock", "provision"):
+        with pytest.raises(LockedError, match="provision"):
+            prune(str(three), 1, silent)
+        with pytest.raises(LockedError):
+            rollback(str(three), None)
+        assert ids(three) == ["r-1", "r-2", "r-3"]
