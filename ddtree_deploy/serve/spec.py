@@ -28,8 +28,8 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 API_KEY = "DDTREE_API_KEY"
 ADMIN_API_KEY = "DDTREE_ADMIN_API_KEY"
 
-_FREE = ("port", "nccl_port", "gpu_index", "schema", "launch_timeout_s", "stop_grace_s")
-_FREE += ("max_restarts", "restart_window_s", "restart_delay_s")
+_PORTS = ["port", "nccl_port", "gpu_index", "schema"]
+_FREE = [*_PORTS, "launch_timeout_s", "stop_grace_s", "max_restarts", "restart_window_s", "restart_delay_s"]
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def op_verify(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     if params.get("static"):
         from ddtree_deploy.verify.static import static_checks  # the audit is not needed otherwise
 
-        checks = static_checks(release, progress)
+        checks = static_checks(release, progress, layout.root / "cache" / "abi")
     else:
         checks = run_checks(release, params.get("environment"), progress)
     failed = any(check.status == "failed" for check in checks)

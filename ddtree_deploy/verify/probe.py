@@ -3,7 +3,7 @@
 Standard library only and on its own: the controlling process reads this file's text and runs it with ``-c``, so that
 nothing of ddtree-deploy is on the release's path. Arguments: the pipe's number, the release, the seconds that one check
 may take, and the checks to run. Before a check ``{"begin": id}``, after it ``{"end": id, "status": ...}``: a check that
-began and never ended is the one that crashed or hung.
+began and never ended is the one that crashed or hung. Its output is marked by check, see the end.
 """
 
 from __future__ import annotations
@@ -146,7 +146,9 @@ if __name__ == "__main__":
     for name in sys.argv[4:]:
         PIPE.write(json.dumps({"begin": name}) + "\n")
         PIPE.flush()
+        sys.stdout.flush()
         sys.stderr.flush()
+        os.write(2, f"\n\x02check {name}\n".encode())  # output and events come through two pipes: say whose it is
         faulthandler.dump_traceback_later(LIMIT * 0.9)  # a check that hangs says where
         outcome = run(name)
         faulthandler.cancel_dump_traceback_later()

@@ -16,11 +16,12 @@ import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ddtree_deploy.agent.protocol import Progress, ProgressSink
 
 _OUTPUT_LIMIT = 400  # lines kept of one check
+_MARK = "\x02check "  # begins the line that the probe prints before a check's own output
 
 
 @dataclass
@@ -85,31 +86,25 @@ def _run_process(
     finally:
         os.close(events_end)
     assert process.stdout is not None
-    conversation = _Conversation(events, process.stdout, list(checks), limit_s, progress)
+    conversation = _Conversation(events, process.stdout.fileno(), list(checks), limit_s, progress)
     try:
         hung = conversation.follow()
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # the process where it hangs, else what it has left behind
         process.wait()
-        conversation.close()
-    if conversation.open_check is not None:
-        conversation.done.append(conversation.ended(hung, process.returncode))
-    if not conversation.done:
-        output = conversation.take_output()
-        summary = f"Python does not start: {_how(process.returncode)}"
-        return [Outcome(check, cause="python-missing", summary=summary, output=output) for check in checks]
-    return conversation.done
+        conversation.drain_output()
+        process.stdout.close()
+        os.close(events)
+    return conversation.outcomes(hung, process.returncode)
 
 
 class _Conversation:
-    """Reads events and output side by side, and gives each check the output that came while it ran."""
+    """Reads the probe's events and its output side by side, so that neither pipe fills up."""
 
-    def __init__(
-        self, events: int, output: IO[bytes], checks: List[str], limit_s: float, progress: ProgressSink
-    ) -> None:
-        self.done: List[Outcome] = []
-        self.open_check: Optional[str] = None
+    def __init__(self, events: int, output: int, checks: List[str], limit_s: float, progress: ProgressSink) -> None:
+        self._done: List[Outcome] = []
+        self._open_check: Optional[str] = None
         self._events = events
         self._output = output
         self._checks = checks
@@ -118,7 +113,7 @@ class _Conversation:
         self._began = time.monotonic()
         self._event_text = b""
         self._output_text = b""
-        os.set_blocking(output.fileno(), False)
+        os.set_blocking(output, False)
         os.set_blocking(events, False)
 
     def follow(self) -> bool:
@@ -129,58 +124,74 @@ class _Conversation:
             selector.register(self._output, selectors.EVENT_READ)
             while time.monotonic() < deadline:
                 for key, _ in selector.select(1.0):
-                    if key.fd != self._events:
-                        if self._drain_output():
+                    if key.fd == self._output:
+                        if self.drain_output():
                             selector.unregister(self._output)
                         continue
                     data = os.read(self._events, 65536)
-                    self._drain_output()
                     if not data:
                         return False
                     deadline = time.monotonic() + self._limit_s
                     self._read_events(data)
-                if self.open_check is not None:
-                    text = f"{self.open_check}, {time.monotonic() - self._began:.0f} s"
-                    self._progress(Progress("verify", text, done_files=len(self.done), total_files=len(self._checks)))
+                    if len(self._done) == len(self._checks):
+                        return False  # a process that it left behind may keep the pipes open
+                if self._open_check is not None:
+                    text = f"{self._open_check}, {time.monotonic() - self._began:.0f} s"
+                    self._progress(Progress("verify", text, done_files=len(self._done), total_files=len(self._checks)))
         return True
 
-    def ended(self, hung: bool, returncode: int) -> Outcome:
-        """The check that began and did not end."""
-        assert self.open_check is not None
-        outcome = Outcome(self.open_check, seconds=round(time.monotonic() - self._began, 3), output=self.take_output())
-        outcome.cause = "hang" if hung else "crash"
-        outcome.summary = f"no answer within {self._limit_s:.0f} s" if hung else f"Python {_how(returncode)}"
-        return outcome
-
-    def take_output(self) -> List[str]:
-        lines = self._output_text.decode("utf-8", "replace").splitlines()
-        self._output_text = b""
-        return [line for line in lines if line.strip()][-_OUTPUT_LIMIT:]
-
-    def close(self) -> None:
-        self._drain_output()
-        self._output.close()
-        os.close(self._events)
-
-    def _drain_output(self) -> bool:
+    def drain_output(self) -> bool:
         """Read what is there; True at the end of the stream."""
         while True:
-            data = self._output.read(65536)
+            try:
+                data = os.read(self._output, 65536)
+            except BlockingIOError:
+                return False
             if not data:
-                return data == b""
+                return True
             self._output_text += data
+
+    def outcomes(self, hung: bool, returncode: int) -> List[Outcome]:
+        """What came of the checks, the one that began and did not end among them; at least one."""
+        done, check = list(self._done), self._open_check
+        if check is not None:
+            summary = f"no answer within {self._limit_s:.0f} s" if hung else f"Python {_how(returncode)}"
+            seconds = round(time.monotonic() - self._began, 3)
+            done.append(Outcome(check, cause="hang" if hung else "crash", summary=summary, seconds=seconds))
+        elif not done:
+            summary = "Python does not start: " + ("it hangs" if hung else f"it {_how(returncode)}")
+            done = [Outcome(check, cause="python-missing", summary=summary) for check in self._checks]
+        output = self._split_output()
+        for outcome in done:
+            outcome.output = output.get(outcome.check, output.get("", []))
+        return done
+
+    def _split_output(self) -> Dict[str, List[str]]:
+        """Check -> what was printed while it ran, by the marks that the probe prints before each; "" before the first.
+
+        The order of events and output says nothing: they come through two pipes.
+        """
+        found: Dict[str, List[str]] = {}
+        current = ""
+        for line in self._output_text.decode("utf-8", "replace").splitlines():
+            if line.startswith(_MARK):
+                current = line[len(_MARK) :]
+                found[current] = []
+            elif line.strip():
+                found.setdefault(current, []).append(line)
+        return {check: lines[-_OUTPUT_LIMIT:] for check, lines in found.items()}
 
     def _read_events(self, data: bytes) -> None:
         *lines, self._event_text = (self._event_text + data).split(b"\n")
         for line in lines:
             event = json.loads(line)
             if "begin" in event:
-                self.open_check = event["begin"]
+                self._open_check = event["begin"]
                 self._began = time.monotonic()
                 continue
             fields = {name: event[name] for name in ("status", "summary", "cause", "detail", "seconds", "data")}
-            self.done.append(Outcome(event["end"], output=self.take_output(), **fields))
-            self.open_check = None
+            self._done.append(Outcome(event["end"], **fields))
+            self._open_check = None
 
 
 def _how(returncode: int) -> str:

@@ -16,20 +16,18 @@ from ddtree_deploy.serve.environment import profile_environment, release_record
 from ddtree_deploy.verify.model import CheckResult
 
 
-def static_checks(release: Path, progress: ProgressSink) -> List[CheckResult]:
-    """``audit`` and ``files`` of the release at ``release``."""
-    return [_audit(release, progress), changed_files(release, progress)]
+def static_checks(release: Path, progress: ProgressSink, cache: Optional[Path] = None) -> List[CheckResult]:
+    """``audit`` and ``files`` of the release at ``release``; the audit keeps what it read in the folder ``cache``."""
+    return [_audit(release, progress, cache), changed_files(release, progress)]
 
 
-def _audit(release: Path, progress: ProgressSink) -> CheckResult:
+def _audit(release: Path, progress: ProgressSink, cache: Optional[Path]) -> CheckResult:
     from ddtree_deploy.abi.audit import audit_environment  # reads and keeps a lot: only when asked for
     from ddtree_deploy.abi.host import probe_host
 
     began = time.monotonic()
-    progress(Progress("audit", str(release)))
     limits = probe_host(profile_environment(release).get("LD_LIBRARY_PATH", ""))
-    report = audit_environment(str(release), limits)
-    progress(Progress("audit", "done", finished=True))
+    report = audit_environment(str(release), limits, progress, str(cache) if cache else None)
     counts = {severity: report.counts.get(severity, 0) for severity in ("error", "warning", "note")}
     serious = [finding for finding in report.findings if finding.severity in ("error", "warning")]
     lines = [f"{finding.severity}: {finding.id}: {finding.message}" for finding in serious]
