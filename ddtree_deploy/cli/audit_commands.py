@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ddtree_deploy.fleet import HostResult
     from ddtree_deploy.inventory.settings import HostSettings
     from ddtree_deploy.sessions import Connector
+
+LOCAL = "local"
 
 
 def verify(
@@ -95,20 +97,16 @@ def abi(
     ],
 ) -> None:
     """Audit any venv from its files alone, before anything is imported. Exit 1 on errors."""
-    from ddtree_deploy.abi.report import render
+    from ddtree_deploy.abi.report import exit_code, render
 
     app = app_context(context)
     host, path = _target(app, target)
-    work = call_op("abi.audit", lambda settings: {"path": path}, _audit_code)
-    run_on_hosts(
-        app, "abi", [host], work, lambda console, result: render(console, result.value, verbose=app.output.verbose)
-    )
+    work = call_op("abi.audit", lambda settings: {"path": path}, exit_code)
 
+    def draw(console: Console, result: HostResult) -> None:
+        render(console, result.value, host="" if result.host == LOCAL else result.host, verbose=app.output.verbose)
 
-def _audit_code(report: dict[str, Any]) -> int:
-    from ddtree_deploy.errors import ExitCode
-
-    return int(ExitCode.PROBLEMS if report["counts"].get("error") else ExitCode.OK)
+    run_on_hosts(app, "abi", [host], work, draw)
 
 
 def _target(app: AppContext, target: str) -> tuple[HostSettings, str]:
@@ -118,7 +116,7 @@ def _target(app: AppContext, target: str) -> tuple[HostSettings, str]:
 
     local = Path(target).expanduser()
     if "/" in target.partition(":")[0] or target.startswith((".", "~")) or (":" not in target and local.exists()):
-        here = HostSettings("local", (), Connection(kind="local", address="local"), Path.cwd())
+        here = HostSettings(LOCAL, (), Connection(kind="local", address=LOCAL), Path.cwd())
         return here, str(local.absolute())
     name, _, path = target.partition(":")
     host = app.inventory().host(name)

@@ -17,6 +17,7 @@ CASES = [
     for file in sorted((HERE / "cases").glob("*.json"))
     for case in json.loads(file.read_text("utf-8"))
 ]
+CARRIED_OUT = [case for case in CASES if "error" not in case.values[0]["expect"].get("problems", {}).values()]
 ALL_STEPS = ["clone", "overlay", "patch", "audit", "smoke", "activate"]
 
 
@@ -40,11 +41,10 @@ def test_case(case: dict[str, Any]) -> None:
     assert [action.step for action in plan.actions] == expect.get("steps", [] if plan.errors else ALL_STEPS)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CARRIED_OUT)
 def test_again_there_is_nothing_to_do(case: dict[str, Any]) -> None:
     plan = build_plan(inputs_of(case.get("with")))
-    if plan.errors:
-        pytest.skip("cannot be carried out")
+    assert not plan.errors
     again = build_plan(inputs_of(with_release(case.get("with", {}), plan, current=True)))
     assert again.release_id == plan.release_id
     assert not again.pending and again.actions == []
