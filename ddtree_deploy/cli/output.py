@@ -89,6 +89,11 @@ def draw_error(console: Console, error: DeployError, host: str | None = None) ->
             console.print(Text.assemble((label, style), " ", lines[0]))
             for line in lines[1:]:
                 console.print(Text("  " + line))
+    for other in error.details.get("errors", [])[1:]:  # the first is the error itself
+        hint = f" ({other['hint']})" if other.get("hint") else ""
+        console.print(Text.assemble(("also:", "red"), f" {other['where']}: {other['message']}{hint}"))
+    if error.details.get("more"):
+        console.print(Text.assemble(("also:", "red"), f" {error.details['more']} more"))
 
 
 def _dumps(document: dict[str, Any]) -> str:
