@@ -15,7 +15,7 @@ from ddtree_deploy.transport.base import ConnectionSettings
 
 DEFAULT_PORT = 22
 MAX_HOPS = 8
-_SPEC = re.compile(r"(?:(?P<user>[^@]+)@)?(?:\[(?P<six>[^\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>\d{1,5}))?\Z")
+_SPEC = re.compile(r"(?:(?P<user>[^@]+)@)?(?:\[(?P<six>[^\]]+)\]|(?P<host>[^:@\[\]]+))(?::(?P<port>\d{1,5}))?\Z")
 
 
 @dataclass(frozen=True)

@@ -54,14 +54,17 @@ class Deadline:
 def connect_tcp(hop: Hop, deadline: Deadline) -> socket.socket:
     """Connect to the first of the host's addresses that answers; the time is shared among them.
 
-    Raises UnreachableError ``name-unknown``, ``connection-refused``, ``connect-timeout``, ``network-unreachable``.
+    Raises UnreachableError ``name-unknown``, ``name-timeout``, ``connection-refused``, ``connect-timeout`` and
+    ``network-unreachable``.
     """
     try:
         found = deadline.call(lambda: socket.getaddrinfo(hop.address, hop.port, type=socket.SOCK_STREAM))
     except TimeoutError:
-        raise _error(hop, "name-timeout", f"the name server did not answer within {deadline.seconds:g} s") from None
+        what = f"the name server did not answer within {deadline.seconds:g} s"
+        raise _error(hop, "name-timeout", what, "does this machine's network work?") from None
     except (OSError, UnicodeError) as error:
-        raise _error(hop, "name-unknown", f"the name {hop.address!r} cannot be resolved: {error}") from error
+        what = f"the name {hop.address!r} cannot be resolved ({getattr(error, 'strerror', None) or error})"
+        raise _error(hop, "name-unknown", what, "is the address spelled right? ~/.ssh/config may name it") from error
     last: Exception = TimeoutError()
     for number, (family, kind, protocol, _, address) in enumerate(found):
         connection = socket.socket(family, kind, protocol)
@@ -88,8 +91,10 @@ def _tcp_error(hop: Hop, error: Any, deadline: Deadline) -> UnreachableError:
         return _error(hop, "connect-timeout", f"no answer within {deadline.seconds:g} s", "is it up? a firewall?")
     if error.errno == errno.ECONNREFUSED:
         return _error(hop, "connection-refused", "nothing listens on that port", "is sshd running, and the port right?")
-    return _error(hop, "network-unreachable", str(error.strerror or error))
+    return _error(
+        hop, "network-unreachable", str(error.strerror or error), "a firewall, or a VPN that is off?"
+    )
 
 
-def _error(hop: Hop, id: str, what: str, hint: str | None = None) -> UnreachableError:
+def _error(hop: Hop, id: str, what: str, hint: str) -> UnreachableError:
     return UnreachableError(id, f"cannot reach {hop.label}: {what}", where=hop.label, hint=hint)
