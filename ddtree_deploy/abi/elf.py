@@ -7,6 +7,7 @@ Little-endian 64-bit files only (every platform that CUDA wheels exist for); oth
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 import struct
@@ -126,6 +127,25 @@ class ElfFile:
             for name, info, other, section, _, _ in _SYMBOL.iter_unpack(data)
             if section and info >> 4 in (_GLOBAL, _WEAK, _UNIQUE) and other & 3 not in (1, 2)
         )
+
+    def constant(self, name: bytes, size: int) -> Optional[bytes]:
+        """The first ``size`` bytes of a defined data symbol, None where the file does not define it."""
+        data = self._symbol_bytes(0, self._symbol_count())
+        for at, _, _, section, value, _ in _SYMBOL.iter_unpack(data):
+            if section and at and self._strtab.startswith(name + b"\0", at):
+                return self.read(self._offset(value), size)
+        return None
+
+    def find(self, pattern: re.Pattern[bytes]) -> Optional[bytes]:
+        """The first match of ``pattern`` in the read-only data, without copying it."""
+        section = self._sections.get(b".rodata")
+        if section is None or section.size == 0:
+            return None
+        start = section.offset - section.offset % mmap.ALLOCATIONGRANULARITY
+        length = section.offset + section.size - start
+        with mmap.mmap(self._fd, length, access=mmap.ACCESS_READ, offset=start) as view:
+            match = pattern.search(view)
+            return match.group() if match else None
 
     # headers ---------------------------------------------------------------------------------------------------
 

@@ -114,14 +114,16 @@ class Linker:
                 self.by_soname.setdefault(name, []).append(path)
         interpreter = environment.interpreter
         self._executable_rpath = self._search_path(interpreter, "rpath") if interpreter else []
+        self.interpreter_libraries: Dict[str, str] = {}
         self.interpreter_libraries = self._interpreter_libraries()
+        self.torch_closures: List[Closure] = []
         self._torch = self._torch_preloads()
 
     def closure(self, root: str) -> Closure:
         """What loading ``root`` brings in, breadth first."""
         known = self._closures.get(root)
         if known is None:
-            known = self._closures[root] = self._walk([root], root)
+            known = self._closures[root] = self._walk(root, self._torch_for(root))
         return known
 
     def torch_loaded(self) -> Dict[str, str]:
@@ -151,24 +153,28 @@ class Linker:
         interpreter = self._environment.interpreter
         if interpreter is None:
             return {}
-        return self._walk([interpreter], interpreter).names
+        return self._walk(interpreter, {}).names
 
     def _torch_preloads(self) -> Dict[str, str]:
         site = self._environment.torch_site
         if site is None:
             return {}
         library = f"{site}/torch/lib/"
-        roots = [path for path in (library + "libtorch_global_deps.so",) if self._store.entry(path)]
-        roots += sorted(path for path in self._environment.tree.files if path.startswith(f"{site}/torch/_C."))
-        roots += [library + name for name in TORCH_LIBRARIES if self._store.entry(library + name)]
-        if not roots:
-            return {}
-        closure = self._walk(roots, roots[0])
-        loaded = dict(closure.names)
-        paths = closure.paths + self._torch_init_preloads(site)
-        for path in paths:
-            info = self._store.info(path)
-            loaded.setdefault((info.soname if info else None) or posixpath.basename(path), path)
+        modules = sorted(path for path in self._environment.tree.files if path.startswith(f"{site}/torch/_C."))
+        stages = [
+            [library + "libtorch_global_deps.so"],
+            self._torch_init_preloads(site),
+            modules + [library + name for name in TORCH_LIBRARIES],
+        ]
+        loaded: Dict[str, str] = {}
+        for roots in stages:
+            for path in (root for root in roots if self._store.entry(root)):
+                closure = self._walk(path, loaded)
+                self.torch_closures.append(closure)
+                loaded.update({name: found for name, found in closure.names.items() if name not in loaded})
+                for other in closure.paths:
+                    info = self._store.info(other)
+                    loaded.setdefault((info.soname if info else None) or posixpath.basename(other), other)
         return loaded
 
     def _torch_init_preloads(self, site: str) -> List[str]:
@@ -181,12 +187,14 @@ class Linker:
             found += [place + name for name in names for place in places if self._store.entry(place + name)][:1]
         return found
 
-    def _walk(self, roots: List[str], root: str) -> Closure:
+    def _torch_for(self, root: str) -> Dict[str, str]:
+        """What counts as loaded already when ``root`` is: torch's libraries for those who need one of them."""
+        return self._torch if self.uses_torch(root) and not self._is_torch(root) else {}
+
+    def _walk(self, root: str, before: Dict[str, str]) -> Closure:
         closure = Closure(root)
-        loaded: Dict[str, str] = dict(self.interpreter_libraries) if hasattr(self, "interpreter_libraries") else {}
-        if self.uses_torch(root) and not self._is_torch(root):
-            loaded.update(self._torch)
-        queue: List[Tuple[str, Tuple[str, ...]]] = [(path, (path,)) for path in roots]
+        loaded = {**self.interpreter_libraries, **before}
+        queue: List[Tuple[str, Tuple[str, ...]]] = [(root, (root,))]
         seen: Set[str] = set()
         wanted: Set[str] = set()
         while queue:
@@ -243,6 +251,14 @@ class Linker:
         if name in self._torch:
             return self._torch[name], "assumed"
         return None, ""
+
+    def on_search_path(self, name: str) -> Optional[str]:
+        """Where a bare dlopen by name finds a library: LD_LIBRARY_PATH, ldconfig's cache, the default folders."""
+        return self._in(name, self._host.ld_library_path) or self._host.provides(name)
+
+    def by_runpath(self, name: str, path: str) -> Optional[str]:
+        """What DT_RUNPATH of the object itself would give, were there no LD_LIBRARY_PATH."""
+        return self._in(name, self._search_path(path, "runpath"))
 
     def _search_path(self, path: str, kind: str) -> List[str]:
         info = self._store.info(path)

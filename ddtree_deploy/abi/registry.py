@@ -6,12 +6,36 @@ from typing import Callable, List, Tuple
 
 from ddtree_deploy.abi.context import Context
 from ddtree_deploy.abi.model import Finding
-from ddtree_deploy.abi.rules import linking, requirements, tags
+from ddtree_deploy.abi.rules import (
+    broken_files,
+    companions,
+    engine_imports,
+    gpu,
+    identity,
+    known_bad,
+    linking,
+    loader_names,
+    records,
+    requirements,
+    search_path,
+    tags,
+    versions,
+)
 
 Rule = Callable[[Context], List[Finding]]
 
 RULES: Tuple[Tuple[str, Rule], ...] = (
+    ("identity", identity.check),
+    ("records", records.check),
+    ("broken files", broken_files.check),
     ("linking", linking.check),
-    ("requirements", requirements.check),
+    ("symbol versions", versions.check),
+    ("search path", search_path.check),
+    ("companions", companions.check),
+    ("gpu", gpu.check),
     ("tags", tags.check),
+    ("requirements", requirements.check),
+    ("known bad", known_bad.check),
+    ("loaders", loader_names.check),
+    ("engine imports", engine_imports.check),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Optional
 
-# Checked against Debian 12's Contents-amd64 on 2025-11-29.
+# Package names of Debian 12 (packages.debian.org); Ubuntu 22.04 and 24.04 use the same ones but for a t64 suffix.
 PACKAGES = {
     "libnuma.so.1": "libnuma1",
     "libibverbs.so.1": "libibverbs1",

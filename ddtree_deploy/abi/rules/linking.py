@@ -11,10 +11,8 @@ from ddtree_deploy.abi.context import Context
 from ddtree_deploy.abi.cuda import DRIVER_LIBRARIES, soname_cuda_major, tag_major
 from ddtree_deploy.abi.demangle import demangle
 from ddtree_deploy.abi.model import Finding
-from ddtree_deploy.abi.rules import debian, variants
+from ddtree_deploy.abi.rules import builds, debian, severity, variants
 
-_SEVERITY = {"import": "error", "lazy": "warning", "plugin": "note"}
-_RANK = {"import": 2, "lazy": 1, "plugin": 0}
 _TORCH_ENTITY = re.compile(
     rb"^(_Z(N|NK|TI|TV|TS|TIN|TVN|TSN|GVN|ZN)(3c10|2at|5torch|6caffe2)|_Z\d+THP|aoti_torch_|THP)"
 )
@@ -70,12 +68,6 @@ def check(context: Context) -> List[Finding]:
     return _libraries(context, broken) + _symbols(context, broken)
 
 
-def severity(context: Context, roots: List[str]) -> str:
-    """error | warning | note, by the most certain use among ``roots``."""
-    levels = [context.usage.level(root) for root in roots]
-    return _SEVERITY[max(levels, key=lambda level: _RANK[level])]
-
-
 # libraries --------------------------------------------------------------------------------------------------------
 
 
@@ -122,7 +114,7 @@ def _missing(context: Context, cause: str, names: List[str], roots: List[str], b
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""
     majors = {soname_cuda_major(name) for name in names}
     common = {
-        "severity": severity(context, roots),
+        "severity": severity.of_files(context, roots),
         "when": "import",
         "cause": cause,
         "files": [environment.short(root) for root in roots],
@@ -136,7 +128,7 @@ def _missing(context: Context, cause: str, names: List[str], roots: List[str], b
             title=f"{packages[0]} was built for CUDA {major}, torch here is for {environment.abi_tag}",
             message=f"{first} needs {names[0]}{others}; torch {environment.torch_version} does not bring it",
             why="the linker finds no such library: loading ends with 'cannot open shared object file'",
-            fix=f"install the {environment.abi_tag} build of {packages[0].split()[0]}, or torch for CUDA {major}",
+            fix=builds.command(context, packages[0]),
             **common,  # type: ignore[arg-type]
         )
     elsewhere = [path for path in context.linker.by_soname.get(names[0], []) if context.inside(path)]
@@ -217,12 +209,12 @@ def _undefined(
         "undefined-torch-symbol": (
             f"{package} was built for another torch",
             f"{torch} does not define these names; the file was compiled against a torch that does",
-            f"install the build of {name} made for {torch}, or the torch it was built for",
+            builds.command(context, package),
         ),
         "old-cxx-abi": (
             f"{package} was built with the old C++ string ABI",
             f"it wants std::string in its old form (Ss); {torch} is built with the new one (std::__cxx11)",
-            f"install the cxx11abiTRUE build of {name}, or rebuild it against {torch}",
+            builds.command(context, package),
         ),
         "undefined-python-symbol": (
             f"{package} was built for another Python",
@@ -238,7 +230,7 @@ def _undefined(
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return Finding(
         id=kind,
-        severity=severity(context, roots),
+        severity=severity.of_files(context, roots),
         title=title,
         message=f"{first}: undefined symbol {shown[0]}{more}",
         when="import",

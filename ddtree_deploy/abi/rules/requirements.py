@@ -77,7 +77,7 @@ def check(context: Context) -> List[Finding]:
         name = str(canonicalize_name(requirement.name))
         other = installed.get(name)
         if other is None:
-            findings.append(_missing(dist, requirement))
+            findings.append(_missing(context, dist, requirement, installed))
         elif not _satisfied(requirement, other.version):
             findings.append(_version(context, dist, requirement, other))
     return findings
@@ -90,12 +90,35 @@ def _satisfied(requirement: Requirement, version: str) -> bool:
         return True  # told by the metadata rule
 
 
-def _missing(dist: Distribution, requirement: Requirement) -> Finding:
+# Distributions that bring the same modules under another name.
+_STAND_INS = (
+    ("opencv-python", "opencv-python-headless", "opencv-contrib-python", "opencv-contrib-python-headless"),
+    ("sgl-kernel", "sglang-kernel"),
+    ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-windows"),
+    ("onnxruntime", "onnxruntime-gpu"),
+    ("psycopg2", "psycopg2-binary"),
+    ("tensorflow", "tensorflow-cpu"),
+    ("faiss-cpu", "faiss-gpu", "faiss-gpu-cu12"),
+    ("pillow", "pillow-simd"),
+)
+
+
+def _stand_in(name: str, installed: Dict[str, Distribution]) -> Optional[Distribution]:
+    group = next((group for group in _STAND_INS if name in group), ())
+    return next((installed[other] for other in group if other in installed), None)
+
+
+def _missing(
+    context: Context, dist: Distribution, requirement: Requirement, installed: Dict[str, Distribution]
+) -> Finding:
+    other = _stand_in(str(canonicalize_name(requirement.name)), installed)
+    certain = other is None and context.usage.needed(dist)
     return Finding(
         id="requirement-missing",
-        severity="error",
+        severity="error" if certain else "warning",
         title=f"{requirement.name} is not installed",
-        message=f"{dist.label} requires {requirement.name}{requirement.specifier}, which is not installed",
+        message=f"{dist.label} requires {requirement.name}{requirement.specifier}, which is not installed"
+        + (f"; {other.label} may stand in for it" if other else ""),
         when="import",
         cause=f"requirement:{canonicalize_name(requirement.name)}",
         why=f"the first module of {dist.name} that imports it ends with ModuleNotFoundError",
@@ -106,7 +129,7 @@ def _missing(dist: Distribution, requirement: Requirement) -> Finding:
 
 def _version(context: Context, dist: Distribution, requirement: Requirement, other: Distribution) -> Finding:
     bound = _bound(context, dist, other)
-    broken = bound or _other_major(requirement, other.version)
+    broken = (bound or _other_major(requirement, other.version)) and context.usage.needed(dist)
     if bound:
         why = f"both hold compiled code: {dist.name} was built against the {other.name} that it names"
     else:
