@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from packaging.version import InvalidVersion, Version
 
@@ -69,6 +69,7 @@ def place_distributions(
     total_files = sum(len(distribution.files) for distribution in taken)
     total_bytes = sum(sum(distribution.sizes.values()) for distribution in taken)
     overwritten: List[str] = []
+    shared_files: Set[str] = set()
     placed: Set[str] = set()
     for distribution in taken:
         for path in distribution.files:
@@ -87,7 +88,8 @@ def place_distributions(
                 "no-record",
                 f"{distribution.name} in {source} has no RECORD; its files were told from its top-level names",
             )
-        differing = _differing(tree, site, source_site, distribution)
+        differing, shared = _differing(tree, site, source_site, distribution, available)
+        shared_files.update(shared)
         if differing and strict:
             raise StepError(
                 "source-incomplete",
@@ -98,6 +100,8 @@ def place_distributions(
         if differing:
             message = f"{distribution.name} in {source} was edited, and is taken as it is: {_some(differing)}"
             done.note("warning", "donor-edited", message)
+    if shared_files:
+        done.note("warning", "shared-file", "of several packages, as one has it: " + _some(sorted(shared_files)))
     if overwritten:
         done.note("warning", "shared-file", "files of packages that stay were replaced: " + _some(overwritten))
     mentions = PathMentions(old_paths(source) + (also_known_as or []), final)
@@ -186,21 +190,41 @@ def _same_content(left: str, right: str) -> bool:
     return os.path.getsize(left) == os.path.getsize(right) and record_hash_file(left) == record_hash_file(right)
 
 
-def _differing(tree: str, site: str, source_site: str, distribution: Distribution) -> List[str]:
-    """Placed files that are not what RECORD says: by size, the small ones also by hash. Files outside of site-packages
-    are scripts, into which installers write their interpreter's path after RECORD's row is made: they do not count."""
+def _differing(
+    tree: str, site: str, source_site: str, distribution: Distribution, available: Dict[str, List[Distribution]]
+) -> Tuple[List[str], List[str]]:
+    """Placed files that are not what RECORD says, and apart those of them that are what another owner's RECORD says.
+
+    Judged by size, the small ones also by hash. Files outside of site-packages are scripts, into which installers write
+    their interpreter's path after RECORD's row is made: they do not count.
+    """
     found: List[str] = []
-    for path, size in distribution.sizes.items():
+    shared: List[str] = []
+    for path in distribution.sizes:
         if not path.startswith(source_site + "/") or is_bytecode(path):
             continue
         full = f"{tree}/{site}{path[len(source_site) :]}"
-        now = os.stat(full).st_size
-        digest = distribution.hashes.get(path, "")
-        if now != size:
-            found.append(f"{shown(path)} ({now:,} bytes instead of {size:,})")
-        elif now < _HASHED_BELOW and digest.startswith("sha256=") and record_hash_file(full)[0] != digest:
-            found.append(f"{shown(path)} (another sha256)")
-    return found
+        difference = _difference(full, path, distribution)
+        if difference is None:
+            continue
+        others = [other for same in available.values() for other in same if other is not distribution]
+        if any(path in other.sizes and _difference(full, path, other) is None for other in others):
+            names = sorted([distribution.name, *(other.name for other in others if path in other.sizes)])
+            shared.append(f"{shown(path)} of {', '.join(names)}")
+        else:
+            found.append(f"{shown(path)} ({difference})")
+    return found, shared
+
+
+def _difference(full: str, path: str, distribution: Distribution) -> Optional[str]:
+    """How the file ``full`` differs from what ``distribution``'s RECORD says of ``path``; None where it does not."""
+    now = os.stat(full).st_size
+    size, digest = distribution.sizes[path], distribution.hashes.get(path, "")
+    if now != size:
+        return f"{now:,} bytes instead of {size:,}"
+    if now < _HASHED_BELOW and digest.startswith("sha256=") and record_hash_file(full)[0] != digest:
+        return "another sha256"
+    return None
 
 
 def _drop_bytecode_rows(record: str, site: str) -> None:
