@@ -59,7 +59,7 @@ def amounts(progress: Progress, seconds: float) -> str:
         parts.append(human_bytes(progress.done_bytes))
     if seconds >= _WORTH_SHOWING and progress.done_bytes:
         parts.append(f"{human_bytes(progress.done_bytes / seconds)}/s")
-    elif seconds >= _WORTH_SHOWING and progress.done_files:
+    elif seconds >= _WORTH_SHOWING and progress.done_files >= seconds:  # a rate below 1 says nothing
         parts.append(f"{progress.done_files / seconds:.0f} files/s")
     return ", ".join(parts)
 
