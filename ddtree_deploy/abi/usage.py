@@ -199,7 +199,7 @@ class Usage:
         names = "|".join(re.escape(module) for module in modules)
         line = re.compile(rf"^(?:import|from)\s+(?:{names})(?![A-Za-z0-9_])", re.MULTILINE)
         for source in self.sources(user):
-            if "/test" in source or not line.search(self._environment.text(source) or ""):
+            if "/test" in source[len(user.site) :] or not line.search(self._environment.text(source) or ""):
                 continue
             if any(item.always and item.module.split(".")[0] in modules for item in self.imports(source)):
                 return True

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
+import functools
 import hashlib
+import shutil
+import struct
 import subprocess
+import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,10 +21,9 @@ TORCH_SOURCE = """
 namespace c10 { void torch_check(int value) { (void)value; } int device_count() { return 0; } }
 namespace at { int empty(int size) { return size; } }
 """
-NEW_STRING_SOURCE = """
-#include <string>
-namespace torch { namespace jit { void parseSchema(const std::string& text) { (void)text; } } }
-"""
+CP311 = "cpython-311-x86_64-linux-gnu.so"
+TORCH_TAGS = ["cp311-cp311-manylinux_2_28_x86_64"]
+NO_AS_NEEDED = "-Wl,--no-as-needed"
 
 
 def compile_object(path: Path, source: str, *arguments: str, language: str = "c", soname: str | None = "") -> Path:
@@ -28,28 +32,50 @@ def compile_object(path: Path, source: str, *arguments: str, language: str = "c"
     name = path.name if soname == "" else soname
     options = [f"-Wl,-soname,{name}"] if name else []
     compiler = "g++" if language == "c++" else "gcc"
-    command = [
-        compiler,
-        "-x",
-        language,
-        "-shared",
-        "-fPIC",
-        "-O0",
-        "-o",
-        str(path),
-        "-",
-        "-x",
-        "none",
-        *options,
-        *arguments,
-    ]
-    subprocess.run(command, input=source, text=True, check=True, capture_output=True)
+    command = [compiler, "-x", language, "-shared", "-fPIC", "-O0", "-o", str(path), "-", "-x", "none"]
+    done = subprocess.run([*command, *options, *arguments], input=source, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
     return path
 
 
 def sha256(path: Path) -> str:
+    """The hash of a file in RECORD's form."""
     digest = base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).rstrip(b"=").decode()
     return f"sha256={digest}"
+
+
+def fatbin(*architectures: tuple[int, str, int], size: int = 70_000) -> bytes:
+    """A fat binary with an entry each: (90, "sm" or "compute", flags); ``size`` bytes of empty code in all."""
+    entries = b""
+    for number, kind, flags in architectures:
+        payload = size // len(architectures) // 8 * 8
+        header = struct.pack("<HHIQ", 1 if kind == "compute" else 2, 0x101, 64, payload)
+        header += struct.pack("<IIIIIIQ", payload, 0, 0, number, 64, 0, flags).ljust(48, b"\0")
+        # Offsets that count: 28 the architecture, 40 the flags.
+        header = header[:28] + struct.pack("<III", number, 64, 0) + struct.pack("<Q", flags)
+        entries += header.ljust(64, b"\0") + bytes(payload)
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entries)) + entries
+
+
+@functools.cache
+def _built_torch(cuda: str | None, extra_source: str) -> Path:
+    """Torch's libraries, compiled once for each kind and copied into every environment that wants one."""
+    site = Path(tempfile.mkdtemp(prefix="abi-torch-"))
+    atexit.register(shutil.rmtree, site, ignore_errors=True)
+    lib = site / "torch/lib"
+    rpath = ["-Wl,--disable-new-dtags,-rpath,$ORIGIN:$ORIGIN/../../nvidia/cuda/lib"]
+    needed = []
+    if cuda:
+        runtime = site / f"nvidia/cuda/lib/libcudart.so.{cuda.split('.')[0]}"
+        needed = [NO_AS_NEEDED, str(compile_object(runtime, "void cudaMalloc(void) {}"))]
+    c10 = compile_object(lib / "libc10.so", TORCH_SOURCE + extra_source, *rpath, *needed, language="c++")
+    cpu = compile_object(lib / "libtorch_cpu.so", "", *rpath, NO_AS_NEEDED, str(c10))
+    link = [*rpath, NO_AS_NEEDED, str(c10), str(cpu)]
+    for part in ("", "_python"):
+        compile_object(lib / f"libtorch{part}.so", "", *link)
+    link[0] = "-Wl,--disable-new-dtags,-rpath,$ORIGIN/lib"
+    compile_object(site / f"torch/_C.{CP311}", "void PyInit__C(void) {}", *link, soname=None)
+    return site
 
 
 @dataclass
@@ -63,6 +89,11 @@ class Venv:
     def site(self) -> Path:
         return self.root / "lib/python3.11/site-packages"
 
+    @property
+    def elsewhere(self) -> Path:
+        """A folder outside of the environment, for libraries to link to that will not be there."""
+        return self.root.parent / "elsewhere"
+
     def write(self, name: str, text: str = "") -> Path:
         path = self.site / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,81 +101,78 @@ class Venv:
         return path
 
     def object(self, name: str, source: str = "", *arguments: str, **options: str | None) -> Path:
-        """Compile a shared object into site-packages; ``-L`` and ``-l`` are the caller's."""
+        """Compile a shared object into site-packages."""
         return compile_object(self.site / name, source, *arguments, **options)  # type: ignore[arg-type]
+
+    def foreign(self, name: str, source: str = "") -> Path:
+        """Compile a library outside of the environment."""
+        return compile_object(self.elsewhere / name, source)
 
     def install(
         self,
         name: str,
-        version: str,
+        version: str = "1.0",
         files: list[Path] | None = None,
         *,
         requires: list[str] | None = None,
         tags: list[str] | None = None,
-        metadata_version: str | None = None,
-        metadata_name: str | None = None,
+        headers: str = "",
     ) -> Path:
-        """Write the dist-info that a wheel with these files has."""
+        """Write the dist-info that a wheel with these files has; ``headers`` replace Name and Version."""
         info = self.site / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir(parents=True, exist_ok=True)
-        lines = [f"Name: {metadata_name or name}", f"Version: {metadata_version or version}"]
-        lines += [f"Requires-Dist: {text}" for text in requires or []]
+        lines = [headers or f"Name: {name}\nVersion: {version}", *(f"Requires-Dist: {text}" for text in requires or [])]
         (info / "METADATA").write_text("Metadata-Version: 2.1\n" + "\n".join(lines) + "\n\nText.\n")
         wheel = ["Wheel-Version: 1.0", *(f"Tag: {tag}" for tag in tags or ["py3-none-any"])]
         (info / "WHEEL").write_text("\n".join(wheel) + "\n")
         (info / "INSTALLER").write_text("pip\n")
-        rows = []
-        for path in [*(files or []), info / "METADATA", info / "WHEEL", info / "INSTALLER"]:
-            rows.append(f"{path.relative_to(self.site).as_posix()},{sha256(path)},{path.stat().st_size}")
-        rows.append(f"{info.name}/RECORD,,")
-        (info / "RECORD").write_text("\n".join(rows) + "\n")
+        owned = [*(files or []), info / "METADATA", info / "WHEEL", info / "INSTALLER"]
+        rows = [f"{path.relative_to(self.site).as_posix()},{sha256(path)},{path.stat().st_size}" for path in owned]
+        (info / "RECORD").write_text("\n".join([*rows, f"{info.name}/RECORD,,"]) + "\n")
         return info
 
     def torch(self, version: str = "2.11.0", cuda: str | None = "13.0", extra_source: str = "") -> list[Path]:
         """A torch whose libraries are tiny; with ``cuda`` it has the runtime's library of that major beside it."""
-        lib = self.site / "torch/lib"
+        shutil.copytree(_built_torch(cuda, extra_source), self.site, dirs_exist_ok=True)
         local = f"cu{cuda.replace('.', '')}" if cuda else "cpu"
-        text = f"__version__ = '{version}+{local}'\ncuda: Optional[str] = {cuda!r}\n"
+        text = f"from typing import Optional\n__version__ = '{version}+{local}'\ncuda: Optional[str] = {cuda!r}\n"
         files = [self.write("torch/__init__.py", "from torch._C import *\n"), self.write("torch/version.py", text)]
-        rpath = ["-Wl,--disable-new-dtags,-rpath,$ORIGIN:$ORIGIN/../../nvidia/cuda/lib"]
-        needed = []
+        files += sorted((self.site / "torch").rglob("*.so"))
         if cuda:
             major = cuda.split(".")[0]
-            runtime = self.object(f"nvidia/cuda/lib/libcudart.so.{major}", "void cudaMalloc(void) {}")
+            runtime = self.site / f"nvidia/cuda/lib/libcudart.so.{major}"
             self.install(f"nvidia-cuda-runtime-cu{major}", f"{cuda}.0", [runtime])
-            needed = ["-Wl,--no-as-needed", str(runtime)]
-        source = TORCH_SOURCE + extra_source
-        c10 = compile_object(lib / "libc10.so", source, *rpath, *needed, language="c++")
-        cpu = compile_object(lib / "libtorch_cpu.so", "", *rpath, "-Wl,--no-as-needed", str(c10))
-        link = [*rpath, "-Wl,--no-as-needed", str(c10), str(cpu)]
-        libraries = [c10, cpu, *(compile_object(lib / f"libtorch{part}.so", "", *link) for part in ("", "_python"))]
-        c_module = self.object(
-            "torch/_C.cpython-311-x86_64-linux-gnu.so", "void PyInit__C(void) {}", *link, soname=None
-        )
-        files += [*libraries, c_module]
-        self.install("torch", version, files, tags=["cp311-cp311-manylinux_2_28_x86_64"])
+        self.install("torch", version, files, tags=TORCH_TAGS)
         return files
 
-    def kernel(self, name: str, source: str, *arguments: str, libraries: tuple[str, ...] = ("libc10.so",)) -> Path:
-        """A package with one compiled module that needs torch's libraries and carries no RPATH, as kernel wheels do."""
-        init = self.write(f"{name}/__init__.py", f"import torch\nfrom {name} import _ops\n")
-        lib = self.site / "torch/lib"
-        link = ["-Wl,--no-as-needed", *(str(lib / library) for library in libraries), "-Wl,--allow-shlib-undefined"]
-        path = self.object(f"{name}/_ops.abi3.so", source, *link, *arguments, language="c++", soname=None)
+    def module(self, name: str, source: str = "", *arguments: str, imports: str | None = None, **options: str) -> Path:
+        """A package with one compiled module ``_ops`` that its ``__init__`` imports."""
+        init = self.write(f"{name}/__init__.py", f"from {name} import _ops\n" if imports is None else imports)
+        path = self.object(f"{name}/_ops.abi3.so", source, *arguments, soname=None, **options)
         self.install(name, "1.0", [init, path], tags=["cp310-abi3-manylinux2014_x86_64"])
         return path
 
+    def kernel(self, name: str, source: str, *arguments: str) -> Path:
+        """As ``module``, linked to torch's libraries and without RPATH, as kernel wheels are."""
+        libraries = [str(self.site / f"torch/lib/{library}") for library in ("libc10.so", "libtorch_cpu.so")]
+        link = [NO_AS_NEEDED, *libraries, "-Wl,--allow-shlib-undefined", *arguments]
+        return self.module(name, source, *link, language="c++", imports=f"import torch\nfrom {name} import _ops\n")
+
 
 def plain_host(**changes: object) -> HostLimits:
-    """The C library of this machine, without driver, GPUs or LD_LIBRARY_PATH."""
+    """The C library of this machine, without driver, GPUs or LD_LIBRARY_PATH, and without CUDA's libraries."""
     probed = probe_host("")
-    bare = replace(probed, driver=None, driver_cuda=None, compute_capabilities=[], toolkits=[])
+    libraries = {name: path for name, path in probed.libraries.items() if "cuda" not in path}
+    bare = replace(probed, driver=None, driver_cuda=None, compute_capabilities=[], toolkits=[], libraries=libraries)
     return replace(bare, **changes)  # type: ignore[arg-type]
+
+
+def make_venv(root: Path) -> Venv:
+    (root / "lib/python3.11/site-packages").mkdir(parents=True)
+    (root / "pyvenv.cfg").write_text("home = /nonexistent/bin\nversion = 3.11.2\n")
+    return Venv(root)
 
 
 @pytest.fixture
 def venv(tmp_path: Path) -> Venv:
-    root = tmp_path / "venv"
-    (root / "lib/python3.11/site-packages").mkdir(parents=True)
-    (root / "pyvenv.cfg").write_text("home = /nonexistent/bin\nversion = 3.11.2\n")
-    return Venv(root)
+    return make_venv(tmp_path / "venv")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import List
 
@@ -11,6 +12,7 @@ from ddtree_deploy.abi.loaders import LOADER_FILE, Literal, literals
 from ddtree_deploy.abi.metadata import Distribution
 from ddtree_deploy.abi.model import Finding
 
+_TESTS = re.compile(r"/tests?/|/test_")
 _LARGEST = 400_000  # bytes; a larger source is generated code
 
 
@@ -24,7 +26,9 @@ def check(context: Context) -> List[Finding]:
             continue
         for path in context.usage.sources(dist):
             entry = context.store.entry(path)
-            if entry is None or entry.size > _LARGEST or not LOADER_FILE.search(path) or "/test" in path:
+            if _TESTS.search(path[len(dist.site) :]):
+                continue
+            if entry is None or entry.size > _LARGEST or not LOADER_FILE.search(path):
                 continue
             if ".so." not in (text := context.environment.text(path) or ""):
                 continue

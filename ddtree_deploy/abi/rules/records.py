@@ -24,6 +24,11 @@ def check(context: Context) -> List[Finding]:
     return _overlaps(context, conflicts) + _missing(context) + _changed(context, set(shared))
 
 
+def _ignored(dist: Distribution, path: str) -> bool:
+    """Files that nobody misses at run time: byte code, metadata, tests, headers, static libraries, documents."""
+    return bool(_IGNORED.search(path[len(dist.site) :] if path.startswith(dist.site) else path))
+
+
 def _differ(claims: List[Tuple[Distribution, Recorded]]) -> bool:
     names = {dist.name for dist, _ in claims}
     hashes = {recorded.hash for _, recorded in claims if recorded.hash}
@@ -38,7 +43,7 @@ def _overlaps(context: Context, conflicts: Dict[str, List[Tuple[Distribution, Re
     by_label: Dict[str, Distribution] = {}
     for path, claims in conflicts.items():
         code = _NATIVE.search(path) or path.endswith(".py")
-        if not code or _IGNORED.search(path):
+        if not code or _ignored(claims[0][0], path):
             continue
         by_label.update({dist.label: dist for dist, _ in claims})
         labels = sorted({dist.label for dist, _ in claims})
@@ -111,11 +116,11 @@ def _missing(context: Context) -> List[Finding]:
     environment = context.environment
     findings = []
     for dist in environment.distributions:
-        gone = [path for path in dist.record or {} if not _IGNORED.search(path) and not _exists(context, path)]
+        gone = [path for path in dist.record or {} if not _ignored(dist, path) and not _exists(context, path)]
         code = sorted(path for path in gone if _NATIVE.search(path) or path.endswith(".py"))
         if not gone:
             continue
-        total = sum(1 for path in dist.record or {} if not _IGNORED.search(path))
+        total = sum(1 for path in dist.record or {} if not _ignored(dist, path))
         shown = code or sorted(gone)
         scripts = not code and all(not path.startswith(dist.site + "/") for path in gone)
         findings.append(
@@ -137,7 +142,9 @@ def _missing(context: Context) -> List[Finding]:
 
 def _exists(context: Context, path: str) -> bool:
     tree = context.environment.tree
-    return tree.find(path) is not None or (not tree.covers(path) and Path(path).exists())
+    if tree.find(path) is not None or path in tree.broken:  # a dangling link is told apart
+        return True
+    return not tree.covers(path) and Path(path).exists()
 
 
 def _changed(context: Context, shared: Set[str]) -> List[Finding]:
