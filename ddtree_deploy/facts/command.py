@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 import threading
 from dataclasses import dataclass
-from typing import List, Optional
+from typing import Callable, List, Optional, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,32 @@ class Output:
         return self.status == 0
 
 
+def background(function: Callable[[], T]) -> Callable[[], T]:
+    """Begin ``function`` now; calling what is returned waits for its result, or raises what it raised.
+
+    In a daemon thread: unlike an executor's, it keeps nobody from stopping.
+    """
+    results: List[T] = []
+    errors: List[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+
+    def wait() -> T:
+        thread.join()
+        if errors:
+            raise errors[0]
+        return results[0]
+
+    return wait
+
+
 def run(command: List[str], timeout: float) -> Output:
     """The command's output. A process that cannot even be killed (a driver call that hangs) is left behind."""
     try:
@@ -33,7 +59,6 @@ def run(command: List[str], timeout: float) -> Output:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,
             env={**os.environ, "LC_ALL": "C"},
         )
     except OSError as error:
@@ -48,8 +73,7 @@ def run(command: List[str], timeout: float) -> Output:
     reader.start()
     reader.join(timeout)
     if reader.is_alive():
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
         return Output(None, problem=f"{command[0]} did not answer within {timeout:g} s")
     out, err = (part.decode("utf-8", "replace") for part in parts)
     problem = None

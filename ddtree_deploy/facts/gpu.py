@@ -10,12 +10,11 @@ import csv
 import os
 import re
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Dict, List, Optional
 
-from ddtree_deploy.facts.command import Output, run
+from ddtree_deploy.facts.command import Output, background, run
 from ddtree_deploy.facts.model import Gpu, GpuProcess
 
 TIMEOUT = 20.0  # seconds; eight cards without persistence mode take about ten
@@ -51,13 +50,11 @@ def probe_gpus(timeout: float = TIMEOUT) -> GpuFacts:
     tool = _find_tool()
     if tool is None:
         return GpuFacts(driver=_loaded_driver(), problem=_without_tool())
-    with ThreadPoolExecutor(max_workers=3) as pool:
-        header = pool.submit(run, [tool], timeout)
-        apps = pool.submit(run, [tool, _APPS, _FORMAT], timeout)
-        cards = _query_cards(tool, timeout)
-        gpus, driver, problem = _parse_cards(cards)
-        text = header.result().stdout
-    processes = _parse_apps(apps.result().stdout)
+    header = background(lambda: run([tool], timeout))
+    apps = background(lambda: run([tool, _APPS, _FORMAT], timeout))
+    gpus, driver, problem = _parse_cards(_query_cards(tool, timeout))
+    processes = _parse_apps(apps().stdout)
+    text = header().stdout
     driver_cuda = _match(r"CUDA (?:UMD )?Version:\s*(\d+\.\d+)", text)
     if gpus and driver_cuda is None and problem is None:
         problem = "nvidia-smi does not say which CUDA the driver supports: a container without the driver's libcuda.so?"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import platform
 import socket
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from ddtree_deploy.agent.protocol import Progress, ProgressSink
 from ddtree_deploy.codec import to_dict
 from ddtree_deploy.facts import disk, system
+from ddtree_deploy.facts.command import background
 from ddtree_deploy.facts.engine import probe_engine
 from ddtree_deploy.facts.files import is_dir
 from ddtree_deploy.facts.gpu import TIMEOUT, probe_gpus
@@ -31,21 +31,20 @@ def collect(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     """
     layout = Layout(Path(params.get("root") or DEFAULT_ROOT).expanduser())
     base: Optional[str] = params.get("base")
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        # nvidia-smi takes its time; the files are read meanwhile
-        gpu_future = pool.submit(probe_gpus, float(params.get("gpu_timeout") or TIMEOUT))
-        progress(Progress("facts", "reading the base venv"))
-        scanned = scan_venv(base, progress) if base else None
-        venv = scanned.venv if scanned else None
-        engine = None
-        if scanned and venv and venv.site_packages and params.get("engine"):
-            progress(Progress("facts", "comparing the engine's files"))
-            files: List[str] = list(params.get("patch_files") or [])
-            engine = probe_engine(Path(venv.site_packages), scanned.distributions, params["engine"], files)
-        ours = _ours(layout)
-        toolkits = find_toolkits()
-        progress(Progress("facts", "asking for GPUs"))
-        gpus = gpu_future.result()
+    timeout = float(params.get("gpu_timeout") or TIMEOUT)
+    ask_gpus = background(lambda: probe_gpus(timeout))  # takes its time; the files are read meanwhile
+    progress(Progress("facts", "reading the base venv"))
+    scanned = scan_venv(base, progress) if base else None
+    venv = scanned.venv if scanned else None
+    engine = None
+    if scanned and venv and venv.site_packages and params.get("engine"):
+        progress(Progress("facts", "comparing the engine's files"))
+        files: List[str] = list(params.get("patch_files") or [])
+        engine = probe_engine(Path(venv.site_packages), scanned.distributions, params["engine"], files)
+    ours = _ours(layout)
+    toolkits = find_toolkits()
+    progress(Progress("facts", "asking for GPUs"))
+    gpus = ask_gpus()
     progress(Progress("facts", "done", finished=True))
     machine = platform.machine()
     facts = HostFacts(

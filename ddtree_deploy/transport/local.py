@@ -53,8 +53,11 @@ class LocalStream(Stream):
 
     def write(self, data: bytes) -> None:
         view = memoryview(data)
-        while view:
-            view = view[self._stdin.write(view) or 0 :]
+        try:
+            while view:
+                view = view[self._stdin.write(view) or 0 :]
+        except ValueError as error:  # closed by another thread
+            raise BrokenPipeError(str(error)) from error
 
     def close_input(self) -> None:
         with contextlib.suppress(BrokenPipeError):

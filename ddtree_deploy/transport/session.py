@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -48,7 +50,10 @@ class LineReader:
 
 
 class AgentSession:
-    """The controller's end of the protocol (``agent.protocol``). A context manager; closing it ends the agent."""
+    """The controller's end of the protocol (``agent.protocol``). A context manager; closing it ends the agent.
+
+    One thread calls; ``close`` may come from another, which is how Ctrl-C ends what a thread waits for.
+    """
 
     def __init__(self, stream: Stream, reader: LineReader, label: str) -> None:
         self._stream = stream
@@ -56,6 +61,7 @@ class AgentSession:
         self._label = label
         self._next_id = 1
         self._closed = False
+        self._in_use = threading.RLock()
 
     def call(
         self, op: str, params: Optional[Mapping[str, Any]] = None, on_progress: Optional[OnProgress] = None
@@ -66,13 +72,14 @@ class AgentSession:
         StepError ``agent-died``. After any other exception (Ctrl-C, an error in ``on_progress``) the session is
         closed, so that the agent does not carry on unseen.
         """
-        try:
-            return self._result(self._request(op, dict(params or {})), on_progress)
-        except DeployError:
-            raise
-        except BaseException:
-            self.close()
-            raise
+        with self._in_use:
+            try:
+                return self._result(self._request(op, dict(params or {})), on_progress)
+            except DeployError:
+                raise
+            except BaseException:
+                self.close()
+                raise
 
     def put_blobs(self, paths: Iterable[Path], root: str, on_progress: Optional[OnProgress] = None) -> dict[str, str]:
         """Send the files that the host's blob store under ``root`` does not hold. Returns {sha256: path on host}.
@@ -85,27 +92,13 @@ class AgentSession:
             return {}
         answer = self.call("blob.missing", {"root": root, "blobs": sizes})
         missing = [sha256 for sha256 in files if sha256 in set(answer["missing"])]
-        total = sum(sizes[sha256] for sha256 in missing)
-        sent = 0
-        try:
-            waiting: deque[int] = deque()
-            for number, sha256 in enumerate(missing):
-                path = files[sha256]
-                waiting.append(self._request("blob.put", {"root": root, "sha256": sha256, "size": sizes[sha256]}))
-                for chunk in _chunks(path, sizes[sha256]):
-                    self._write(chunk)
-                    sent += len(chunk)
-                    if on_progress:
-                        on_progress(Progress("upload", path.name, sent, total, number, len(missing)))
-                while len(waiting) > PIPELINED:
-                    self._result(waiting.popleft(), None)
-            while waiting:
-                self._result(waiting.popleft(), None)
-        except BaseException:
-            self.close()  # a file that changed while it was sent leaves the agent waiting for the rest of it
-            raise
-        if on_progress and missing:
-            on_progress(Progress("upload", "", total, total, len(missing), len(missing), finished=True))
+        if missing:
+            with self._in_use:
+                try:
+                    self._put({sha256: files[sha256] for sha256 in missing}, sizes, root, on_progress)
+                except BaseException:
+                    self.close()  # the agent may be in the middle of a blob
+                    raise
         return dict(answer["paths"])
 
     def stderr(self) -> str:
@@ -117,12 +110,14 @@ class AgentSession:
         if self._closed:
             return
         self._closed = True
+        deadline = time.monotonic() + CLOSE_TIMEOUT
         try:
-            if not self._stream.lost():
-                self._stream.close_input()
-                self._drain(time.monotonic() + CLOSE_TIMEOUT)
-        except (OSError, DeployError):
-            pass  # it is gone already
+            self._stream.close_input()
+            if self._in_use.acquire(timeout=CLOSE_TIMEOUT):  # a thread in a call reads the end itself
+                try:
+                    self._drain(deadline)
+                finally:
+                    self._in_use.release()
         finally:
             self._stream.close()
 
@@ -133,6 +128,24 @@ class AgentSession:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _put(self, files: dict[str, Path], sizes: dict[str, int], root: str, on_progress: Optional[OnProgress]) -> None:
+        """Send all of ``files``; the answers are read a few blobs later, so that small ones do not wait for each."""
+        total, sent = sum(sizes[sha256] for sha256 in files), 0
+        waiting: deque[int] = deque()
+        for number, (sha256, path) in enumerate(files.items()):
+            waiting.append(self._request("blob.put", {"root": root, "sha256": sha256, "size": sizes[sha256]}))
+            for chunk in _chunks(path, sizes[sha256]):
+                self._write(chunk)
+                sent += len(chunk)
+                if on_progress:
+                    on_progress(Progress("upload", path.name, sent, total, number, len(files)))
+            while len(waiting) > PIPELINED:
+                self._result(waiting.popleft(), None)
+        while waiting:
+            self._result(waiting.popleft(), None)
+        if on_progress:
+            on_progress(Progress("upload", "", total, total, len(files), len(files), finished=True))
 
     def _request(self, op: str, params: dict[str, Any]) -> int:
         if self._closed:
@@ -176,14 +189,12 @@ class AgentSession:
         return message
 
     def _drain(self, deadline: float) -> None:
-        """Read what is left, so that an agent in the middle of an answer can end."""
-        while (left := deadline - time.monotonic()) > 0:
-            try:
+        """Read what is left, so that an agent in the middle of an answer can end, and wait for that."""
+        with contextlib.suppress(OSError):  # a TimeoutError, too
+            while (left := deadline - time.monotonic()) > 0 and not self._stream.lost():
                 if not self._stream.read(left):
                     self._stream.exit_status(max(0.0, deadline - time.monotonic()))
                     return
-            except TimeoutError:
-                return
 
     def _silent(self) -> UnreachableError:
         return UnreachableError(
@@ -195,6 +206,8 @@ class AgentSession:
 
     def _ended(self) -> DeployError:
         """Why there is no answer: the connection, or the agent's process."""
+        if self._closed:
+            return StepError("agent-closed", f"the agent on {self._label} was stopped by us", where=self._label)
         status = self._stream.exit_status(2.0)
         stderr = self.stderr()
         self._closed = True

@@ -91,9 +91,7 @@ def _tcp_error(hop: Hop, error: Any, deadline: Deadline) -> UnreachableError:
         return _error(hop, "connect-timeout", f"no answer within {deadline.seconds:g} s", "is it up? a firewall?")
     if error.errno == errno.ECONNREFUSED:
         return _error(hop, "connection-refused", "nothing listens on that port", "is sshd running, and the port right?")
-    return _error(
-        hop, "network-unreachable", str(error.strerror or error), "a firewall, or a VPN that is off?"
-    )
+    return _error(hop, "network-unreachable", str(error.strerror or error), "a firewall, or a VPN that is off?")
 
 
 def _error(hop: Hop, id: str, what: str, hint: str) -> UnreachableError:

@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -210,6 +211,34 @@ def test_closing_ends_the_agent() -> None:
             break
         time.sleep(0.05)
     assert not is_running(pid)
+
+
+def test_another_thread_ends_a_call(tmp_path: Path) -> None:
+    """Ctrl-C with several hosts: the main thread closes what the hosts' threads wait for."""
+    begun = threading.Event()
+    errors: list[BaseException] = []
+
+    def work(agent: AgentSession) -> None:
+        try:
+            agent.call("facts", {"root": str(tmp_path / "root"), "gpu_timeout": 60}, lambda progress: begun.set())
+        except BaseException as error:
+            errors.append(error)
+
+    from doubles.nvidia_smi_double import install
+
+    install(tmp_path / "bin", "hang")
+    with pytest.MonkeyPatch.context() as patch, connect(LOCAL) as transport:
+        patch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+        agent = transport.agent()
+        pid = agent_pid(agent)
+        worker = threading.Thread(target=work, args=(agent,))
+        worker.start()
+        assert begun.wait(20)
+        agent.close()
+        worker.join(20)
+        assert not worker.is_alive()
+        assert not is_running(pid)
+    assert [getattr(error, "id", error) for error in errors] in (["agent-stopped"], ["agent-closed"])
 
 
 @pytest.fixture
