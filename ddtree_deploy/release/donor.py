@@ -101,7 +101,9 @@ def place_distributions(
             message = f"{distribution.name} in {source} was edited, and is taken as it is: {_some(differing)}"
             done.note("warning", "donor-edited", message)
     if shared_files:
-        done.note("warning", "shared-file", "of several packages, as one has it: " + _some(sorted(shared_files)))
+        done.note(
+            "note", "shared-file", "files of several packages are as one of them has it: " + _some(sorted(shared_files))
+        )
     if overwritten:
         done.note("warning", "shared-file", "files of packages that stay were replaced: " + _some(overwritten))
     mentions = PathMentions(old_paths(source) + (also_known_as or []), final)

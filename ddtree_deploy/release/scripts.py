@@ -33,7 +33,7 @@ def rewrite_shebang(data: bytes, mentions: PathMentions) -> bytes:
         interpreter = _moved(form.group("interpreter"), mentions)
         if interpreter is None:
             return data
-        return _head(interpreter, (form.group("arguments") or b"").strip(), exec_form=True) + data[form.end() :]
+        return _head(interpreter, (form.group("arguments") or b"").strip()) + data[form.end() :]
     if not data.startswith(b"#!"):
         return data
     line, _, rest = data.partition(b"\n")
@@ -43,7 +43,7 @@ def rewrite_shebang(data: bytes, mentions: PathMentions) -> bytes:
     interpreter = _moved(words[0], mentions)
     if interpreter is None:
         return data
-    return _head(interpreter, words[1] if len(words) > 1 else b"", exec_form=False) + rest
+    return _head(interpreter, words[1] if len(words) > 1 else b"") + rest
 
 
 def rewrite_activate(data: bytes, mentions: PathMentions) -> bytes:
@@ -78,10 +78,10 @@ def _moved(interpreter: bytes, mentions: PathMentions) -> Optional[bytes]:
     return None
 
 
-def _head(interpreter: bytes, arguments: bytes, exec_form: bool) -> bytes:
+def _head(interpreter: bytes, arguments: bytes) -> bytes:
     plain = b"#!" + interpreter + (b" " + arguments if arguments else b"")
     fits = len(plain) <= SHEBANG_LIMIT and not re.search(rb"\s", interpreter)
-    if (fits and not exec_form) or not _PYTHON.match(os.path.basename(interpreter)):
+    if fits or not _PYTHON.match(os.path.basename(interpreter)):
         return plain + b"\n"
     middle = b" " + arguments if arguments else b""
     return b"#!/bin/sh\n'''exec' \"" + interpreter + b'"' + middle + b" \"$0\" \"$@\"\n' '''\n"

@@ -7,8 +7,10 @@ from typing import List, Tuple
 
 from ddtree_deploy.errors import StepError
 
-_CREDENTIALS = re.compile(r"(\w+://)[^/@\s]*@")
+_CREDENTIALS = re.compile(r"(\w+://)[^/\s]*@")
 _FRAME = " \t\u00d7\u2570\u2500\u25b6\u251c\u2502"  # what uv draws in front of its lines
+_ERROR = re.compile(r"error: |Failed to |No solution found")
+_LABEL = re.compile(r"(?:error|cause|Caused by): ")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 # (pattern, id, message, hint); the first that fits wins.
@@ -50,11 +52,12 @@ _KNOWN: List[Tuple[str, str, str, str]] = [
         r"no version of|not found in the (?:package registry|provided package locations)|cannot be used, as no|404 Not",
         "package-not-found",
         "the source does not have a locked package",
-        "configure an index (or fill the wheelhouse) that has the build which the profile locks",
+        "configure an index (or fill the wheelhouse) that has the build which the profile locks; an index that wants a "
+        "password may look like this, too",
     ),
     (
         r"[Ff]ailed to (?:unzip|extract|read|parse|install)[^\n]*(?:wheel|archive|metadata|\.whl)|invalid (?:zip|Zip)|"
-        r"corrupt|unable to locate the end of central directory|[Ii]nvalid wheel",
+        r"unable to locate the end of central directory|[Ii]nvalid wheel",
         "corrupt-wheel",
         "a wheel is damaged",
         "fetch the wheel again; its sha256 is in the profile's lock",
@@ -75,21 +78,14 @@ def masked(text: str) -> str:
 
 def uv_error(output: str, status: int, log: str, source: str) -> StepError:
     """The StepError for a failed run of uv, its last lines in ``details``. ``source``: where packages come from."""
-    text = masked(output)
-    lines = [line for line in text.splitlines() if line.strip()]
-    tail = "\n".join(lines[-15:])
+    lines = [line.lstrip(_FRAME).rstrip() for line in masked(output).splitlines()]
+    lines = [line for line in lines if line]
+    start = next((number for number, line in enumerate(lines) if _ERROR.match(line)), 0)
+    complaint = [_LABEL.sub("", line) for line in lines[start:]]
+    said = ": ".join(complaint[:3]) or "it said nothing"
+    details = {"output": "\n".join(lines[-20:]), "status": status}
     for pattern, id, message, hint in _KNOWN:
-        found = re.search(pattern, text)
-        if found:
-            start = text.rfind("\n", 0, found.start()) + 1
-            end = text.find("\n", found.end())
-            line = text[start : end if end >= 0 else len(text)].lstrip(_FRAME).rstrip()
-            return StepError(
-                id, f"{message} ({source}): {line}", where=log, hint=hint, details={"output": tail, "status": status}
-            )
-    return StepError(
-        "uv-failed",
-        f"uv failed with exit status {status} ({source}): {lines[-1].strip() if lines else 'it said nothing'}",
-        where=log,
-        details={"output": tail, "status": status},
-    )
+        if re.search(pattern, "\n".join(complaint)):
+            return StepError(id, f"{message} ({source}): {said}", where=log, hint=hint, details=details)
+    message = f"uv failed with exit status {status} ({source}): {said}"
+    return StepError("uv-failed", message, where=log, hint="the log has all that uv said", details=details)

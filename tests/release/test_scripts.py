@@ -25,10 +25,11 @@ def exec_form(python: str, arguments: str = "", quote: str = '"') -> bytes:
         (f"#!{OLD}/bin/python3.11 -sE\n".encode(), f"#!{NEW}/bin/python3.11 -sE\n".encode()),
         (f"#! {OLD}/bin/python\r\n".encode(), f"#!{NEW}/bin/python\n".encode()),
         (f"#!{OLD}/bin/perl -w\n".encode(), f"#!{NEW}/bin/perl -w\n".encode()),
-        (exec_form(f"{OLD}/bin/python"), exec_form(f"{NEW}/bin/python")),
-        (exec_form(f"{OLD}/bin/python", quote=""), exec_form(f"{NEW}/bin/python")),
-        (exec_form(f"{OLD}/bin/python", quote="'"), exec_form(f"{NEW}/bin/python")),
-        (exec_form(f"{OLD}/bin/python", " -E"), exec_form(f"{NEW}/bin/python", " -E")),
+        (exec_form(f"{OLD}/bin/python"), f"#!{NEW}/bin/python\n".encode()),
+        (exec_form(f"{OLD}/bin/python", quote=""), f"#!{NEW}/bin/python\n".encode()),
+        (exec_form(f"{OLD}/bin/python", quote="'"), f"#!{NEW}/bin/python\n".encode()),
+        (exec_form(f"{OLD}/bin/python", " -E"), f"#!{NEW}/bin/python -E\n".encode()),
+        (exec_form("/usr/bin/env"), exec_form("/usr/bin/env")),
         (b"#!/usr/bin/env python3\n", b"#!/usr/bin/env python3\n"),
         (b"#!/bin/sh\necho\n", b"#!/bin/sh\necho\n"),
         (f"#!{OLD}2/bin/sh\n".encode(), f"#!{OLD}2/bin/sh\n".encode()),
@@ -43,8 +44,9 @@ def test_shebangs(before: bytes, after: bytes) -> None:
     assert rewrite_shebang(before + BODY, PathMentions([OLD], NEW)) == after + BODY
 
 
-def test_a_shebang_that_gets_too_long_becomes_the_exec_form() -> None:
-    result = rewrite_shebang(f"#!{OLD}/bin/python -E\n".encode() + BODY, PathMentions([OLD], LONG))
+@pytest.mark.parametrize("head", [f"#!{OLD}/bin/python -E\n".encode(), exec_form(f"{OLD}/bin/python", " -E")])
+def test_a_shebang_that_gets_too_long_has_the_exec_form(head: bytes) -> None:
+    result = rewrite_shebang(head + BODY, PathMentions([OLD], LONG))
     assert result == exec_form(f"{LONG}/bin/python", " -E") + BODY
 
 

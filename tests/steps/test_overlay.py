@@ -1,0 +1,450 @@
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import threading
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+import pytest
+import venvs
+
+from ddtree_deploy.agent.protocol import silent
+from ddtree_deploy.errors import DeployError, InputError, StepError
+from ddtree_deploy.plan.model import Action
+from ddtree_deploy.release.executor import apply_plan
+
+Install = List[Tuple[str, str, List[str]]]
+
+
+def run(
+    root: Path,
+    base: Path,
+    overlay: Action,
+    blobs: Optional[Dict[str, str]] = None,
+    indexes: Optional[List[str]] = None,
+    release_id: str = "test-1",
+) -> Tuple[Path, Dict[str, Any]]:
+    actions = [venvs.clone_action(base, release_id, "d" * 64), overlay, venvs.activate_action()]
+    plan = venvs.make_plan(root, base, release_id, actions)
+    result = apply_plan({"plan": plan, "blobs": blobs or {}, "indexes": indexes or []}, silent)
+    return root / "releases" / release_id, result
+
+
+def wheelhouse(install: List[Tuple[str, str, Path]], remove: List[str], **more: Any) -> Tuple[Action, Dict[str, str]]:
+    chosen = [wheel for _, _, wheel in install]
+    packages = [(name, version, [venvs.sha256(wheel)]) for name, version, wheel in install]
+    action = venvs.overlay_action(packages, remove, {"kind": "wheelhouse"}, chosen, **more)
+    return action, {venvs.sha256(wheel): str(wheel) for wheel in chosen}
+
+
+def notes(result: Dict[str, Any]) -> Dict[str, str]:
+    return {note["id"]: note["message"] for note in result["notes"]}
+
+
+def imported(release: Path, code: str) -> str:
+    return venvs.run([release / "bin" / "python", "-c", code]).stdout.strip()
+
+
+def site(release: Path) -> Path:
+    return release / venvs.SITE
+
+
+def test_replace_and_add(root: Path, base: Path, wheels: Dict[str, Path]) -> None:
+    before = venvs.tree_state(base)
+    overlay, blobs = wheelhouse([("some-lib", "2.0", wheels["lib-2"]), ("extra", "1.0", wheels["extra"])], ["some-lib"])
+    release, result = run(root, base, overlay, blobs)
+    assert venvs.tree_state(base) == before
+    assert imported(release, "import some_lib, extra; print(some_lib.VALUE, extra.EXTRA)") == "2 True"
+    assert sorted(path.name for path in (site(release) / "some_lib").glob("*.py")) == ["__init__.py", "new.py"]
+    assert [path.name for path in site(release).glob("some_lib-*")] == ["some_lib-2.0.dist-info"]
+    assert (release / "share" / "some_lib" / "data.txt").read_text() == "data\n"
+    assert (release / "bin" / "some-lib").read_text().startswith(f"#!{release}/bin/python")
+    assert venvs.mentions(release, "/cache/staging/") == []
+    assert venvs.mentions(release, str(base)) == []
+    record = (site(release) / "some_lib-2.0.dist-info" / "RECORD").read_text()
+    script = (release / "bin" / "some-lib").read_bytes()
+    assert f"../../../bin/some-lib,{venvs.record_hash(script)},{len(script)}\n" in record
+    assert result["notes"] == []
+    assert result["actions"][1]["result"]["removed_files"] >= 5
+
+
+def test_the_staging_venv_serves_the_next_release_and_never_changes(
+    root: Path, base: Path, wheels: Dict[str, Path]
+) -> None:
+    overlay, blobs = wheelhouse([("some-lib", "2.0", wheels["lib-2"])], ["some-lib"])
+    release, result = run(root, base, overlay, blobs)
+    staging = root / "cache" / "staging" / result["actions"][1]["result"]["staging"]
+    state = venvs.tree_state(staging)
+    source = staging / venvs.SITE / "some_lib" / "new.py"
+    assert source.stat().st_ino == (site(release) / "some_lib" / "new.py").stat().st_ino
+    blobs_are_gone = {sha256: str(root / "nowhere") for sha256 in blobs}
+    second, _ = run(root, base, overlay, blobs_are_gone, release_id="test-2")
+    assert imported(second, "import some_lib; print(some_lib.VALUE)") == "2"
+    assert venvs.tree_state(staging) == state
+    (staging / venvs.SITE / "some_lib-2.0.dist-info" / "METADATA").unlink()
+    (staging / ".ddtree-staging.json").unlink()  # not finished: built anew
+    third, _ = run(root, base, overlay, blobs, release_id="test-3")
+    assert imported(third, "import some_lib; print(some_lib.VALUE)") == "2"
+
+
+def test_remove_only(root: Path, base: Path) -> None:
+    release, result = run(root, base, venvs.overlay_action([], ["some-lib"], {"kind": "index"}))
+    assert not (site(release) / "some_lib").exists()
+    assert not list(site(release).glob("some_lib-*"))
+    assert imported(release, "import engine; print(engine.VERSION)") == "1.0"
+    assert result["actions"][1]["result"]["staging"] is None
+
+
+def test_file_of_two_owners_stays_when_one_leaves(root: Path, base: Path, tmp_path: Path) -> None:
+    one = venvs.make_wheel(tmp_path / "w", "one", "1", {"shared.py": "A = 1\n", "one.py": ""})
+    two = venvs.make_wheel(tmp_path / "w", "two", "1", {"shared.py": "A = 1\n", "two.py": ""})
+    venvs.install(base, one, two)
+    release, result = run(root, base, venvs.overlay_action([], ["one"], {"kind": "index"}))
+    assert imported(release, "import shared, two; print(shared.A)") == "1"
+    assert not (site(release) / "one.py").exists()
+    assert "shared.py (also of two)" in notes(result)["shared-file"]
+    assert "shared-file-differs" not in notes(result)
+
+
+def test_file_overwritten_by_the_one_that_leaves_is_reported(root: Path, base: Path, tmp_path: Path) -> None:
+    two = venvs.make_wheel(tmp_path / "w", "two", "1", {"shared.py": "A = 2\n"})
+    one = venvs.make_wheel(tmp_path / "w", "one", "1", {"shared.py": "A = 1\n"})
+    venvs.install(base, two)
+    venvs.install(base, one)
+    _, result = run(root, base, venvs.overlay_action([], ["one"], {"kind": "index"}))
+    assert "shared.py" in notes(result)["shared-file-differs"]
+
+
+def test_new_package_over_a_file_of_one_that_stays_is_reported(root: Path, base: Path, tmp_path: Path) -> None:
+    stays = venvs.make_wheel(tmp_path / "w", "stays", "1", {"shared.py": "A = 'stays'\n", "same.py": "S = 1\n"})
+    venvs.install(base, stays)
+    new = venvs.make_wheel(tmp_path / "w", "new", "1", {"shared.py": "A = 'new'\n", "same.py": "S = 1\n"})
+    overlay, blobs = wheelhouse([("new", "1", new)], [])
+    release, result = run(root, base, overlay, blobs)
+    assert imported(release, "import shared; print(shared.A)") == "new"
+    message = notes(result)["shared-file"]
+    assert "shared.py of stays by that of new" in message
+    assert "same.py" not in message
+
+
+def test_namespace_packages_keep_their_other_parts(root: Path, base: Path, tmp_path: Path) -> None:
+    venvs.install(
+        base,
+        venvs.make_wheel(tmp_path / "w", "nvidia-a", "1", {"nvidia/a/x.py": "V = 1\n"}),
+        venvs.make_wheel(tmp_path / "w", "nvidia-b", "1", {"nvidia/b/x.py": "V = 1\n"}),
+    )
+    new = venvs.make_wheel(tmp_path / "w", "nvidia-a", "2", {"nvidia/a/x.py": "V = 2\n"})
+    overlay, blobs = wheelhouse([("nvidia-a", "2", new)], ["nvidia-a"])
+    release, result = run(root, base, overlay, blobs)
+    assert imported(release, "import nvidia.a.x as a, nvidia.b.x as b; print(a.V, b.V)") == "2 1"
+    assert result["notes"] == []
+
+
+def test_files_that_no_record_names_stay_and_are_noted(root: Path, base: Path) -> None:
+    (base / venvs.SITE / "some_lib" / "mine.json").write_text("{}")
+    release, result = run(root, base, venvs.overlay_action([], ["some-lib"], {"kind": "index"}))
+    assert (site(release) / "some_lib" / "mine.json").read_text() == "{}"
+    assert "some_lib/mine.json" in notes(result)["unowned-files"]
+
+
+def test_package_without_record_is_told_by_its_top_level(root: Path, base: Path) -> None:
+    info = base / venvs.SITE / "some_lib-1.0.dist-info"
+    (info / "RECORD").unlink()
+    (info / "top_level.txt").write_text("some_lib\n")
+    release, result = run(root, base, venvs.overlay_action([], ["some-lib"], {"kind": "index"}))
+    assert not (site(release) / "some_lib").exists()
+    assert not list(site(release).glob("some_lib*"))
+    assert "no-record" in notes(result)
+
+
+def test_editable_installs_leave_without_touching_the_project(root: Path, base: Path, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    (project / "old_style").mkdir(parents=True)
+    (project / "old_style" / "__init__.py").write_text("OLD = True\n")
+    (project / "old_style.egg-info").mkdir()
+    (project / "old_style.egg-info" / "PKG-INFO").write_text("Metadata-Version: 1.0\nName: old-style\nVersion: 1.0\n")
+    (base / venvs.SITE / "old-style.egg-link").write_text(f"{project}\n.")
+    (base / venvs.SITE / "easy-install.pth").write_text(f"{project}\n/other\n")
+    before = venvs.tree_state(project)
+    release, _ = run(root, base, venvs.overlay_action([], ["old-style"], {"kind": "index"}))
+    assert (site(release) / "easy-install.pth").read_text() == "/other\n"
+    assert not (site(release) / "old-style.egg-link").exists()
+    assert (base / venvs.SITE / "easy-install.pth").read_text() == f"{project}\n/other\n"
+    assert venvs.tree_state(project) == before
+
+
+def test_package_that_is_a_link_to_a_checkout(root: Path, base: Path, tmp_path: Path, wheels: Dict[str, Path]) -> None:
+    checkout = tmp_path / "checkout"
+    (base / venvs.SITE / "some_lib").rename(checkout)
+    (base / venvs.SITE / "some_lib").symlink_to(checkout)
+    before = venvs.tree_state(checkout)
+    overlay, blobs = wheelhouse([("some-lib", "2.0", wheels["lib-2"])], ["some-lib"])
+    release, result = run(root, base, overlay, blobs)
+    assert venvs.tree_state(checkout) == before
+    assert imported(release, "import some_lib; print(some_lib.VALUE)") == "2"
+    assert "link-removed" in notes(result)
+
+
+def test_new_files_never_go_through_a_link_that_leaves(
+    root: Path, base: Path, tmp_path: Path, wheels: Dict[str, Path]
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (base / venvs.SITE / "some_lib").rename(tmp_path / "moved")
+    (base / venvs.SITE / "some_lib").symlink_to(tmp_path / "elsewhere")
+    overlay, blobs = wheelhouse([("extra", "1.0", wheels["extra"]), ("some-lib", "2.0", wheels["lib-2"])], ["extra"])
+    overlay.params["install"] = [entry for entry in overlay.params["install"] if entry["name"] == "some-lib"]
+    for info in base.glob(f"{venvs.SITE}/some_lib-*"):
+        info.rename(tmp_path / info.name)  # not known as installed, so nobody removes the link first
+    with pytest.raises(StepError) as caught:
+        run(root, base, overlay, blobs)
+    assert caught.value.id == "outside-release"
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_record_that_names_files_outside(root: Path, base: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("keep me")
+    with (base / venvs.SITE / "some_lib-1.0.dist-info" / "RECORD").open("a") as stream:
+        stream.write(f"{victim},,\n../../../../../{tmp_path.name}/victim,,\n../../../../victim,,\n")
+    _, result = run(root, base, venvs.overlay_action([], ["some-lib"], {"kind": "index"}))
+    assert victim.read_text() == "keep me"
+    assert "record-outside" in notes(result)
+
+
+def test_extra_files(root: Path, base: Path, tmp_path: Path) -> None:
+    shim = tmp_path / "shim"
+    shim.write_text("SHIM = 1\n")
+    library = tmp_path / "library"
+    library.write_bytes(b"\x7fELF")
+    extra = [
+        {"path": "{site}/vllm/_custom_ops.py", "sha256": venvs.sha256(shim), "mode": 0o644},
+        {"path": "lib/shim/libcuda.so.1", "sha256": venvs.sha256(library), "mode": 0o755},
+    ]
+    overlay = venvs.overlay_action([], [], {"kind": "index"}, extra_files=extra)
+    release, result = run(root, base, overlay, {venvs.sha256(shim): str(shim), venvs.sha256(library): str(library)})
+    assert (site(release) / "vllm" / "_custom_ops.py").read_text() == "SHIM = 1\n"
+    assert (release / "lib" / "shim" / "libcuda.so.1").stat().st_mode & 0o777 == 0o755
+    assert result["actions"][1]["result"]["shims"] == [f"{venvs.SITE}/vllm/_custom_ops.py", "lib/shim/libcuda.so.1"]
+    record = json.loads((release / ".ddtree" / "release.json").read_text())
+    assert record["shims"] == result["actions"][1]["result"]["shims"]
+
+
+@pytest.mark.parametrize("path", ["../outside", "/etc/passwd", "{site}/../../../../x", "."])
+def test_extra_files_stay_inside(root: Path, base: Path, tmp_path: Path, path: str) -> None:
+    shim = tmp_path / "shim"
+    shim.write_text("x")
+    extra = [{"path": path, "sha256": venvs.sha256(shim), "mode": 0o644}]
+    with pytest.raises(InputError) as caught:
+        run(
+            root,
+            base,
+            venvs.overlay_action([], [], {"kind": "index"}, extra_files=extra),
+            {venvs.sha256(shim): str(shim)},
+        )
+    assert caught.value.id == "bad-extra-file"
+
+
+def test_missing_and_damaged_blobs(root: Path, base: Path, tmp_path: Path) -> None:
+    shim = tmp_path / "shim"
+    shim.write_text("damaged")
+    overlay = venvs.overlay_action(
+        [], [], {"kind": "index"}, extra_files=[{"path": "x", "sha256": "0" * 64, "mode": 0o644}]
+    )
+    for blobs, id in (({}, "blob-missing"), ({"0" * 64: str(shim)}, "blob-damaged")):
+        with pytest.raises(StepError) as caught:
+            run(root, base, overlay, blobs)
+        assert caught.value.id == id
+
+
+def failure(
+    root: Path, base: Path, overlay: Action, blobs: Dict[str, str], indexes: Optional[List[str]] = None
+) -> DeployError:
+    before = venvs.tree_state(base)
+    with pytest.raises(StepError) as caught:
+        run(root, base, overlay, blobs, indexes)
+    assert caught.value.exit_code == 5
+    assert caught.value.hint
+    assert not (root / "current").is_symlink()
+    assert not list((root / "releases").iterdir())
+    assert venvs.tree_state(base) == before
+    return caught.value
+
+
+def test_corrupt_wheel(root: Path, base: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken-1.0-py3-none-any.whl"
+    broken.write_bytes(b"PK\x03\x04 this is no zip")
+    error = failure(root, base, *wheelhouse([("broken", "1.0", broken)], []))
+    assert error.id == "corrupt-wheel", error.message
+    assert "broken" in error.message
+
+
+def test_wheel_with_another_hash(root: Path, base: Path, wheels: Dict[str, Path]) -> None:
+    overlay, blobs = wheelhouse([("extra", "1.0", wheels["extra"])], [])
+    overlay.params["install"][0]["hashes"] = ["1" * 64]
+    error = failure(root, base, overlay, blobs)
+    assert error.id == "hash-mismatch", error.message
+    assert "extra" in error.message
+
+
+@pytest.mark.parametrize("tag", ["cp27-cp27m-manylinux1_x86_64", "py3-none-win_amd64", "cp39-cp39-macosx_11_0_arm64"])
+def test_wheel_for_another_python_or_platform(root: Path, base: Path, tmp_path: Path, tag: str) -> None:
+    wheel = venvs.make_wheel(tmp_path / "w", "other", "1.0", {"other.py": ""}, tag=tag)
+    error = failure(root, base, *wheelhouse([("other", "1.0", wheel)], []))
+    assert error.id == "no-matching-wheel", error.message
+
+
+def test_package_that_the_source_lacks(root: Path, base: Path, wheels: Dict[str, Path]) -> None:
+    overlay, blobs = wheelhouse([("extra", "1.0", wheels["extra"])], [])
+    overlay.params["install"].append({"name": "absent", "version": "3.0", "hashes": ["1" * 64]})
+    error = failure(root, base, overlay, blobs)
+    assert error.id == "package-not-found", error.message
+    assert "absent" in error.message
+
+
+def test_index_that_does_not_answer(root: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    overlay = venvs.overlay_action([("extra", "1.0", ["1" * 64])], [], {"kind": "index"})
+    error = failure(root, base, overlay, {}, ["http://user:secret@127.0.0.1:9/simple"])
+    assert error.id == "index-unreachable", error.message
+    assert "secret" not in json.dumps(error.to_dict())
+    assert error.where is not None
+    assert "secret" not in Path(error.where).read_text()
+    assert "secret" not in (root / "journal.jsonl").read_text()
+
+
+@pytest.fixture
+def index(tmp_path: Path, wheels: Dict[str, Path]) -> Iterator[str]:
+    """A simple package index (PEP 503) on loopback that asks for a password."""
+    folder = tmp_path / "index"
+    for name in ("lib-2", "extra"):
+        wheel = wheels[name]
+        project = folder / "simple" / wheel.name.split("-")[0].replace("_", "-")
+        project.mkdir(parents=True)
+        (project / wheel.name).write_bytes(wheel.read_bytes())
+        (project / "index.html").write_text(f'<a href="{wheel.name}#sha256={venvs.sha256(wheel)}">{wheel.name}</a>')
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.headers.get("Authorization") != "Basic dXNlcjpzZWNyZXQ=":
+                self.send_response(401)
+                self.send_header("WWW-Authenticate", "Basic")
+                self.end_headers()
+            else:
+                super().do_GET()
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"127.0.0.1:{server.server_port}/simple"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_index_with_a_password(root: Path, base: Path, wheels: Dict[str, Path], index: str) -> None:
+    install: Install = [
+        ("some-lib", "2.0", ["0" * 64, venvs.sha256(wheels["lib-2"])]),
+        ("extra", "1.0", [venvs.sha256(wheels["extra"])]),
+    ]
+    overlay = venvs.overlay_action(install, ["some-lib"], {"kind": "index"})
+    release, _ = run(root, base, overlay, indexes=[f"http://user:secret@{index}"])
+    assert imported(release, "import some_lib, extra; print(some_lib.VALUE)") == "2"
+    texts = [path.read_text() for path in (root / "logs").rglob("*.log")]
+    assert texts
+    assert not [text for text in [*texts, (root / "journal.jsonl").read_text()] if "secret" in text]
+    assert venvs.mentions(release, "secret") == []
+
+
+def test_index_that_refuses(root: Path, base: Path, index: str) -> None:
+    overlay = venvs.overlay_action([("extra", "1.0", ["1" * 64])], [], {"kind": "index"})
+    error = failure(root, base, overlay, {}, [f"http://{index}"])
+    assert error.id in ("index-refused", "package-not-found"), (
+        error.message
+    )  # uv does not always tell one from the other
+    assert "password" in (error.hint or "")
+
+
+def test_donor(root: Path, base: Path, tmp_path: Path, wheels: Dict[str, Path]) -> None:
+    donor = venvs.make_venv(tmp_path / "donor")
+    venvs.install(donor, wheels["lib-2"], wheels["extra"], wheels["engine-1"])
+    (donor / venvs.SITE / "some_lib" / "path.txt").write_text("")
+    venvs.run([donor / "bin" / "python", "-c", "import some_lib"])  # leaves byte code
+    before, base_before = venvs.tree_state(donor), venvs.tree_state(base)
+    overlay = venvs.overlay_action(
+        [("some-lib", "2.0", []), ("extra", "1.0", [])], ["some-lib"], {"kind": "donor", "location": str(donor)}
+    )
+    release, result = run(root, base, overlay)
+    assert venvs.tree_state(donor) == before
+    assert venvs.tree_state(base) == base_before
+    assert imported(release, "import some_lib, extra; print(some_lib.VALUE)") == "2"
+    assert venvs.mentions(release, str(donor)) == []
+    assert (release / "bin" / "some-lib").read_text().startswith(f"#!{release}/bin/python")
+    shared = site(release) / "extra.py"
+    assert shared.stat().st_ino == (donor / venvs.SITE / "extra.py").stat().st_ino
+    assert result["actions"][1]["result"]["staging"] is None
+
+
+def test_donor_with_edited_missing_and_unrecorded_files(
+    root: Path, base: Path, tmp_path: Path, wheels: Dict[str, Path]
+) -> None:
+    donor = venvs.make_venv(tmp_path / "donor")
+    venvs.install(donor, wheels["lib-2"], wheels["extra"])
+    edited = donor / venvs.SITE / "some_lib" / "__init__.py"
+    edited.unlink()
+    edited.write_text("VALUE = 3\n")
+    (donor / venvs.SITE / "extra-1.0.dist-info" / "RECORD").unlink()
+    overlay = venvs.overlay_action(
+        [("some-lib", "2.0", []), ("extra", "1.0", [])], ["some-lib"], {"kind": "donor", "location": str(donor)}
+    )
+    release, result = run(root, base, overlay)
+    assert imported(release, "import some_lib, extra; print(some_lib.VALUE)") == "3"
+    assert "some_lib/__init__.py" in notes(result)["donor-edited"]
+    assert "extra" in notes(result)["no-record"]
+    (donor / venvs.SITE / "some_lib" / "new.py").unlink()
+    with pytest.raises(StepError, match=r"new\.py") as caught:
+        run(root, base, overlay, release_id="test-2")
+    assert caught.value.id == "source-incomplete"
+
+
+@pytest.mark.parametrize(
+    ("install", "id"), [([("extra", "1.0", [])], "source-lacks"), ([("some-lib", "9.0", [])], "source-lacks")]
+)
+def test_donor_that_lacks_something(
+    root: Path, base: Path, tmp_path: Path, wheels: Dict[str, Path], install: Install, id: str
+) -> None:
+    donor = venvs.make_venv(tmp_path / "donor")
+    venvs.install(donor, wheels["lib-2"])
+    with pytest.raises(StepError) as caught:
+        run(root, base, venvs.overlay_action(install, [], {"kind": "donor", "location": str(donor)}))
+    assert caught.value.id == id
+
+
+def test_donor_that_is_none(root: Path, base: Path, tmp_path: Path) -> None:
+    source = {"kind": "donor", "location": str(tmp_path / "nothing")}
+    with pytest.raises(InputError) as caught:
+        run(root, base, venvs.overlay_action([("extra", "1.0", [])], [], source))
+    assert caught.value.id == "donor-missing"
+
+
+def test_uv_sent_as_a_blob(root: Path, base: Path, tmp_path: Path, wheels: Dict[str, Path]) -> None:
+    sent = tmp_path / "blob"
+    sent.write_text(f'#!/bin/sh\nexec "{venvs.UV}" "$@"\n')
+    overlay, blobs = wheelhouse([("extra", "1.0", wheels["extra"])], [])
+    overlay.params["uv"] = {"sha256": venvs.sha256(sent)}
+    release, _ = run(root, base, overlay, {**blobs, venvs.sha256(sent): str(sent)})
+    assert imported(release, "import extra; print(extra.EXTRA)") == "True"
+    assert sent.stat().st_mode & 0o111 == 0
+
+
+def test_two_owners_in_the_source(root: Path, base: Path, tmp_path: Path) -> None:
+    one = venvs.make_wheel(tmp_path / "w", "one", "1", {"shared.py": "A = 1\n"})
+    two = venvs.make_wheel(tmp_path / "w", "two", "1", {"shared.py": "A = 22\n"})
+    overlay, blobs = wheelhouse([("one", "1", one), ("two", "1", two)], [])
+    release, result = run(root, base, overlay, blobs)
+    assert imported(release, "import shared; print(shared.A)") in ("1", "22")
+    assert "shared.py of one, two" in notes(result)["shared-file"]
