@@ -57,6 +57,8 @@ def changed_files(release: Path, progress: ProgressSink) -> CheckResult:
         return CheckResult("files", title, "skipped", "this environment has no record of ours to compare with")
     site = release / str(record.get("site_packages") or "")
     expected = _recorded(release, site, record)
+    if not expected:
+        return CheckResult("files", title, "skipped", "the release's record names no files to compare with")
     expected_count = len(expected)
     problems: List[str] = []
     for number, (path, digest) in enumerate(sorted(expected.items())):

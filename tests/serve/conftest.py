@@ -75,9 +75,9 @@ class Host:
         start_service(folder, "test")
         return folder
 
-    def until(self, what: str, condition: Callable[[ServiceState], bool]) -> ServiceState:
+    def until(self, what: str, condition: Callable[[ServiceState], bool], seconds: float = 60) -> ServiceState:
         """Wait for a state; the limit only ends a test that would hang."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             state = read_state(self.folder())
             if state is not None and condition(state):
