@@ -1,0 +1,141 @@
+"""Distributions and their CUDA builds, from files."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ddtree_deploy.facts.model import Package
+from ddtree_deploy.facts.packages import normalize, read_distributions
+
+TORCH_VERSION = "__version__ = '2.11.0+cu130'\ndebug = False\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n"
+TORCH_CPU = "__version__ = '2.11.0'\ncuda: Optional[str] = None\nhip: Optional[str] = None\n"
+TORCH_ROCM = "__version__ = '2.11.0'\ncuda: Optional[str] = None\nhip: Optional[str] = '6.4'\n"
+
+
+def packages(site: Path) -> dict[str, Package]:
+    return {item.package.name: item.package for item in read_distributions(site)}
+
+
+def test_what_is_read(site: Path, install) -> None:
+    install("Foo.Bar", "1.2", extra={"INSTALLER": "pip\n"})
+    assert packages(site) == {
+        "foo-bar": Package(
+            "foo-bar",
+            "1.2",
+            installer="pip",
+            wheel_tags=["cp311-cp311-manylinux_2_28_x86_64", "cp311-cp311-linux_x86_64"],
+        )
+    }
+
+
+@pytest.mark.parametrize("name", ["Foo_Bar", "foo--bar", "FOO.BAR", "foo-_.bar"])
+def test_names_are_normalized(name: str) -> None:
+    assert normalize(name) == "foo-bar"
+
+
+def test_without_record_and_without_metadata(site: Path, install) -> None:
+    install("norecord", "1.0", record=False)
+    (site / "bare-2.0.dist-info").mkdir()
+    (site / "~orch-2.0.dist-info").mkdir()
+    (site / "nonsense.dist-info").mkdir()
+    found = packages(site)
+    assert {name: (package.version, package.record) for name, package in found.items()} == {
+        "norecord": ("1.0", False),
+        "bare": ("2.0", False),
+    }
+
+
+def test_old_formats(site: Path, tmp_path: Path) -> None:
+    text = "Metadata-Version: 1.1\nName: Old-Egg\nVersion: 0.5\n"
+    (site / "Old_Egg-0.5-py3.11.egg-info").write_text(text)
+    (site / "Folder_Egg-0.6-py3.11.egg-info").mkdir()
+    (site / "Folder_Egg-0.6-py3.11.egg-info" / "PKG-INFO").write_text(text.replace("Old-Egg", "Folder-Egg"))
+    project = tmp_path / "project"
+    (project / "dev.egg-info").mkdir(parents=True)
+    (project / "dev.egg-info" / "PKG-INFO").write_text(text.replace("Old-Egg", "Dev"))
+    (site / "dev.egg-link").write_text(f"{project}\n.")
+    found = packages(site)
+    assert sorted(found) == ["dev", "folder-egg", "old-egg"]
+    assert found["dev"].editable == str(project)
+
+
+def test_editable(site: Path, install) -> None:
+    url = '{"url": "file:///srv/my%20project", "dir_info": {"editable": true}}'
+    install("dev", "1.0", extra={"direct_url.json": url})
+    install("notdev", "1.0", extra={"direct_url.json": url.replace("true", "false")})
+    install("odd", "1.0", extra={"direct_url.json": "not json"})
+    found = packages(site)
+    assert [found[name].editable for name in ("dev", "notdev", "odd")] == ["/srv/my project", None, None]
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "files", "tag"),
+    [
+        ("torch", "2.9.1+cu128", {}, "cu128"),
+        ("torch", "2.9.1+cpu", {}, "cpu"),
+        ("torch", "2.11.0", {"torch/version.py": TORCH_VERSION}, "cu130"),
+        ("torch", "2.11.0", {"torch/version.py": TORCH_CPU}, "cpu"),
+        ("torch", "2.11.0", {"torch/version.py": TORCH_ROCM}, None),
+        ("torchvision", "0.26.0", {"torchvision/version.py": "__version__ = '0.26.0+cu130'\n"}, "cu130"),
+        ("nvidia-cuda-runtime-cu12", "12.8.90", {}, "cu128"),
+        ("nvidia-cuda-runtime", "13.0.96", {}, "cu130"),
+        ("cuda-toolkit", "13.0.2", {}, "cu130"),
+        ("nvidia-cudnn-cu13", "9.19.0.56", {}, "cu13"),
+        ("nvidia-ml-py", "13.595.45", {}, None),
+        ("plain", "1.0", {"plain/version.py": "cuda = None\n"}, None),
+        ("plain", "1.0", {"plain/version.py": "__version__ = '1.0'\n"}, None),
+        ("numpy", "2.3.5", {}, None),
+    ],
+)
+def test_abi_tag(site: Path, install, name: str, version: str, files: dict[str, str], tag: str | None) -> None:
+    install(name, version, files={path: text.encode() for path, text in files.items()})
+    assert packages(site)[name].abi_tag == tag
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@pytest.mark.parametrize(
+    ("needed", "tag"),
+    [
+        (["libcudart.so.13"], "cu13"),
+        (["libcudart.so.12", "libcublas.so.12"], "cu12"),
+        (["libcudart.so.12", "libcublas.so.13"], None),
+        (["libm.so.6"], None),
+        ([], None),
+    ],
+)
+def test_abi_tag_of_what_is_linked(site: Path, install, tmp_path: Path, needed: list[str], tag: str | None) -> None:
+    libraries = []
+    for name in needed:
+        library = tmp_path / name
+        subprocess.run(["cc", "-shared", "-x", "c", "/dev/null", "-o", library, f"-Wl,-soname,{name}"], check=True)
+        libraries.append(str(library))
+    built = tmp_path / "ops.so"
+    command = [
+        "cc",
+        "-shared",
+        "-x",
+        "c",
+        "/dev/null",
+        "-x",
+        "none",
+        "-Wl,--no-as-needed",
+        *libraries,
+        "-o",
+        str(built),
+    ]
+    subprocess.run(command, check=True)
+    install("sgl-kernel", "0.3.21", files={"sgl_kernel/sm100/common_ops.abi3.so": built.read_bytes()})
+    assert packages(site)["sgl-kernel"].abi_tag == tag
+
+
+def test_abi_tag_of_what_is_required(site: Path, install) -> None:
+    library = {"thing/ops.so": b"not an ELF file"}
+    install("thing", "1.0", files=library, metadata="Requires-Dist: nvidia-nccl-cu12>=2.2\n")
+    install("other", "1.0", files=library, metadata='Requires-Dist: nvidia-nccl-cu12; extra == "gpu"\n')
+    install("newer", "1.0", files=library, metadata="Requires-Dist: cuda-toolkit[cublas]==13.0.2\n")
+    found = packages(site)
+    assert [found[name].abi_tag for name in ("thing", "other", "newer")] == ["cu12", None, "cu13"]
