@@ -64,6 +64,7 @@ class Venv:
     files: int = 0
     bytes: int = 0
     problem: Optional[str] = None  # why it is not a usable venv
+    system_site_packages: bool = False  # it also sees the system's packages, which are not listed
 
 
 @dataclass(frozen=True)

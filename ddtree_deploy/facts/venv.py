@@ -59,6 +59,7 @@ def scan_venv(path: str, progress: ProgressSink = silent) -> ScannedVenv:
         fingerprint=_fingerprint(folder, python, site, distributions),
         files=files,
         bytes=size,
+        system_site_packages=(config or {}).get("include-system-site-packages", "").lower() == "true",
         problem=_kind_problem(folder, config) or python_problem or _site_problem(folder, site, python),
     )
     return ScannedVenv(venv, distributions)
@@ -72,8 +73,6 @@ def _kind_problem(folder: Path, config: Optional[Dict[str, str]]) -> Optional[st
         )
     if config is None:
         return "it has no pyvenv.cfg, so it is not a venv"
-    if config.get("include-system-site-packages", "false").lower() == "true":
-        return "it uses the system's site-packages (include-system-site-packages), which a release cannot hold"
     return None
 
 
