@@ -34,9 +34,9 @@ CASES = [
         "hash-mismatch",
     ),
     (
-        "  \u00d7 No solution found when resolving dependencies:\n  ╰─▶ Because other==1.0 has no wheels "
-        "with a matching Python ABI tag (e.g., `cp311`) and you require other==1.0,\n      we can conclude that your requirements are "
-        "unsatisfiable.",
+        "  \u00d7 No solution found when resolving dependencies:\n"
+        "  ╰─▶ Because other==1.0 has no wheels with a matching Python ABI tag (e.g., `cp311`) and you require "
+        "other==1.0,\n      we can conclude that your requirements are unsatisfiable.",
         "no-matching-wheel",
     ),
     (

@@ -1,0 +1,326 @@
+"""The steps that change an engine, run a command, or plan."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+import pytest
+import venvs
+
+from ddtree_deploy import steps
+from ddtree_deploy.agent.protocol import silent
+from ddtree_deploy.codec import from_dict, to_dict
+from ddtree_deploy.errors import DriftError, InputError, StepError
+from ddtree_deploy.facts.model import Disk, HostFacts, Package, Venv
+from ddtree_deploy.patching.model import FilePatch, NewFile, PatchSet
+from ddtree_deploy.plan.draft import PlanDraft
+from ddtree_deploy.plan.inputs import PlanInputs, PlanSettings, Playbook, PlaybookStep, Tool, WheelInfo
+from ddtree_deploy.plan.model import Action, FileChange, PackageChange
+from ddtree_deploy.profiles.model import ExtraFile, LockedPackage, Profile, Source
+from ddtree_deploy.release.executor import apply_plan
+from ddtree_deploy.release.model import ReleaseRecord
+
+BEFORE = "VERSION = '1.0'\n\ndef main():\n    print('engine', VERSION, __file__)\n"
+AFTER = BEFORE.replace("'1.0'", "'1.0-tree'")
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def patch_set(before: str = BEFORE) -> PatchSet:
+    lines = difflib.unified_diff(
+        before.splitlines(True), AFTER.splitlines(True), "a/engine/__init__.py", "b/engine/__init__.py"
+    )
+    patch = FilePatch("engine/__init__.py", "".join(lines), digest(before), digest(AFTER), "0001-engine.patch")
+    new = NewFile("engine/tree.py", "TREE = True\n", digest("TREE = True\n"))
+    return PatchSet("engine-1.0", "engine", "1.0", [patch], [new], "p" * 64)
+
+
+def run(root: Path, base: Path, *actions: Action, release_id: str = "test-1") -> Dict[str, Any]:
+    everything = [venvs.clone_action(base, release_id, "d" * 64), *actions, venvs.activate_action()]
+    return apply_plan({"plan": venvs.make_plan(root, base, release_id, everything)}, silent)
+
+
+def command(argv: List[str], timeout: int = 60, environment: Optional[Dict[str, str]] = None) -> Action:
+    params = {"argv": argv, "timeout": timeout, "environment": environment or {}}
+    return Action(id="04-command", step="command", summary="a command", params=params)
+
+
+def test_patch_leaves_base_alone_and_records_what_it_did(root: Path, base: Path) -> None:
+    before = venvs.tree_state(base)
+    result = run(root, base, venvs.patch_action(patch_set()))
+    assert venvs.tree_state(base) == before
+    release = root / "releases" / "test-1"
+    out = venvs.run(
+        [release / "bin" / "python", "-c", "import engine, engine.tree as t; print(engine.VERSION, t.TREE)"]
+    )
+    assert out.stdout == "1.0-tree True\n"
+    assert result["actions"][1]["result"]["changed"] == ["engine/__init__.py", "engine/tree.py"]
+    record = (release / venvs.SITE / "engine-1.0.dist-info" / "RECORD").read_text()
+    assert f"engine/__init__.py,{venvs.record_hash(AFTER.encode())},{len(AFTER)}" in record
+    assert f"engine/tree.py,{venvs.record_hash(b'TREE = True' + bytes([10]))},12" in record
+    assert (release / venvs.SITE / "engine" / "__init__.py").stat().st_nlink == 1
+
+
+def test_patch_of_an_edited_engine_fails_and_activates_nothing(root: Path, base: Path) -> None:
+    file = base / venvs.SITE / "engine" / "__init__.py"
+    file.unlink()
+    file.write_text(BEFORE + "# edited\n")
+    with pytest.raises(StepError) as caught:
+        run(root, base, venvs.patch_action(patch_set()))
+    assert caught.value.id == "file-edited"
+    assert caught.value.exit_code == 5
+    assert not (root / "current").is_symlink()
+
+
+def test_patch_never_writes_through_a_link_to_a_checkout(root: Path, base: Path, tmp_path: Path) -> None:
+    (base / venvs.SITE / "engine").rename(tmp_path / "checkout")
+    (base / venvs.SITE / "engine").symlink_to(tmp_path / "checkout")
+    before = venvs.tree_state(tmp_path / "checkout")
+    with pytest.raises(StepError) as caught:
+        run(root, base, venvs.patch_action(patch_set()))
+    assert caught.value.id == "outside-release"
+    assert venvs.tree_state(tmp_path / "checkout") == before
+
+
+def test_command_gets_the_release_and_the_environment_of_a_service(root: Path, base: Path) -> None:
+    code = "import os, sys; print(sys.prefix, os.environ['MINE'], os.environ['SHIM'], os.environ.get('SECRET'))"
+    result = run(root, base, command(["{release}/bin/python", "-c", code], environment={"MINE": "yes"}))
+    log = Path(result["actions"][1]["result"]["log"]).read_text()
+    release = root / "releases" / "test-1"
+    assert log.split() == [str(release), "yes", f"{release}/lib/shim", "None"]
+
+
+def test_command_is_no_shell(root: Path, base: Path, tmp_path: Path) -> None:
+    run(root, base, command(["/bin/echo", f"; touch {tmp_path}/gotcha", "$(id)"]))
+    assert not (tmp_path / "gotcha").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "timeout", "id"),
+    [
+        (["/bin/sh", "-c", "echo why >&2; exit 3"], 60, "command-failed"),
+        (["/no/such/program"], 60, "command-missing"),
+        (["/bin/sh", "-c", "sleep 60 & echo started; wait"], 1, "command-timeout"),
+        (["/bin/sh", "-c", "kill -9 $$"], 60, "command-failed"),
+    ],
+)
+def test_commands_that_fail(root: Path, base: Path, argv: List[str], timeout: int, id: str) -> None:
+    with pytest.raises(StepError) as caught:
+        run(root, base, command(argv, timeout))
+    assert caught.value.id == id
+    assert not (root / "current").is_symlink()
+    assert not list((root / "releases").iterdir())
+
+
+def test_audit_of_a_fitting_release_passes(root: Path, base: Path) -> None:
+    result = run(root, base, Action(id="03-audit", step="audit", summary="audit"))
+    assert result["actions"][1]["result"]["counts"]["error"] == 0
+
+
+def test_audit_that_finds_errors_activates_nothing(root: Path, base: Path, tmp_path: Path) -> None:
+    info = base / venvs.SITE / "engine-1.0.dist-info" / "METADATA"
+    text = info.read_text()
+    info.unlink()
+    info.write_text(text.rstrip("\n") + "\nRequires-Dist: not-there>=1\n")
+    with pytest.raises(StepError, match="not-there") as caught:
+        run(root, base, Action(id="03-audit", step="audit", summary="audit"))
+    assert caught.value.id == "audit-failed"
+    assert caught.value.details["findings"]
+    assert not (root / "current").is_symlink()
+
+
+def test_smoke_of_a_release_without_an_engine_fails_with_each_check(root: Path, base: Path) -> None:
+    with pytest.raises(StepError) as caught:
+        run(root, base, Action(id="05-smoke", step="smoke", summary="smoke", params={"environment": {}}))
+    assert caught.value.id == "smoke-failed"
+    assert "torch" in caught.value.message
+    assert caught.value.where is not None
+    assert len(json.loads(Path(caught.value.where).read_text())) == len(caught.value.details["checks"]) >= 5
+    assert not (root / "current").is_symlink()
+
+
+def test_unknown_steps() -> None:
+    for name in ("nothing", "../clone", "_clone", "context", "preconditions", ""):
+        with pytest.raises(InputError) as caught:
+            steps.load(name)
+        assert caught.value.id == "unknown-step"
+    assert steps.load("clone").__name__ == "ddtree_deploy.steps.clone"
+
+
+def facts(root: Path, base_path: Path, **changes: Any) -> HostFacts:
+    values: Dict[str, Any] = {
+        "hostname": "h",
+        "system": "Linux",
+        "machine": "x86_64",
+        "kernel": "6",
+        "glibc": "2.36",
+        "python": "3.11.2",
+        "boot_id": "b",
+        "systemd": False,
+        "user": "u",
+        "root": str(root),
+        "base": Venv(
+            str(base_path),
+            True,
+            python="3.11.2",
+            packages=[Package("some-lib", "1.0")],
+            fingerprint="f" * 64,
+            files=100,
+            bytes=1000,
+        ),
+        "root_disk": Disk(str(root), 1, "ext4", 10**12, 10**12),
+        "base_disk": Disk(str(base_path), 1, "ext4", 10**12, 10**12),
+        "uv": "/usr/bin/uv",
+    }
+    return HostFacts(**{**values, **changes})
+
+
+def inputs(root: Path, base: Path, **changes: Any) -> PlanInputs:
+    profile = Profile(
+        name="engine-1.0-cpu",
+        engine="engine",
+        engine_version="1.0",
+        abi_tag="cpu",
+        requires_python=">=3.9",
+        machine=["x86_64"],
+        patch_set="engine-1.0",
+        packages=[LockedPackage("some-lib", "2.0", ["1" * 64])],
+        lock_sha256="l" * 64,
+        extra_files=[ExtraFile("{site}/shim.py", "/overlays/shim.py", "5" * 64)],
+        environment={"LD_LIBRARY_PATH": "{release}/lib/shim"},
+        gpu=False,
+    )
+    values: Dict[str, Any] = {
+        "facts": facts(root, base),
+        "settings": PlanSettings("h", str(root), str(base), environment={"MINE": "yes"}),
+        "profile": profile,
+        "patch_set": patch_set(),
+        "playbook": Playbook("provision", [PlaybookStep(name) for name in ("clone", "overlay", "patch", "activate")]),
+        "source": Source("index", "https://user:secret@index.test/simple"),
+    }
+    return PlanInputs(**{**values, **changes})
+
+
+def draft(root: Path, base: Path, **changes: Any) -> PlanDraft:
+    values: Dict[str, Any] = {
+        "release_id": "engine-1.0-cpu-1",
+        "inputs_digest": "d" * 64,
+        "root": str(root),
+        "base": str(base),
+        "site_packages": venvs.SITE,
+        "locked": [LockedPackage("some-lib", "2.0", ["1" * 64])],
+        "packages": [
+            PackageChange("replace", "some-lib", "profile pins", "1.0", "2.0"),
+            PackageChange("remove", "old-lib", "two names for one thing", "1.0"),
+        ],
+        "files": [
+            FileChange("patch", "engine/__init__.py", digest(BEFORE), digest(AFTER), "the diff"),
+            FileChange("shim", "{site}/shim.py", None, "5" * 64),
+        ],
+    }
+    return PlanDraft(**{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("root_disk", "method", "space"),
+    [
+        ({"device": 1, "reflink": True}, "reflink", 100 * 512),
+        ({"device": 1, "reflink": False}, "hardlink", 100 * 512),
+        ({"device": 2, "reflink": True}, "copy", 1000),
+    ],
+)
+def test_plan_of_clone(tmp_path: Path, root_disk: Dict[str, Any], method: str, space: int) -> None:
+    root, base = tmp_path / "root", tmp_path / "base"
+    disk = replace(facts(root, base).root_disk, **root_disk)  # type: ignore[type-var]
+    (action,) = steps.load("clone").plan(inputs(root, base, facts=facts(root, base, root_disk=disk)), draft(root, base))
+    assert action.params["method"] == method
+    checks = {check.kind: check.params for check in action.preconditions}
+    assert checks["free-space"]["bytes"] == space
+    assert checks["path-missing"]["path"] == f"{root}/releases/engine-1.0-cpu-1"
+    assert checks["venv-fingerprint"]["packages"] == {"some-lib": "1.0"}
+    record = from_dict(ReleaseRecord, action.params["record"])
+    assert [(change.path, change.diff) for change in record.files] == [
+        ("engine/__init__.py", None),
+        (f"{venvs.SITE}/shim.py", None),
+    ]
+    assert (record.patch_set, record.patch_set_digest, record.gpu) == ("engine-1.0", "p" * 64, False)
+    assert json.dumps(to_dict(action))
+
+
+def test_plan_of_overlay_from_an_index_holds_no_secret(tmp_path: Path) -> None:
+    root, base = tmp_path / "root", tmp_path / "base"
+    (action,) = steps.load("overlay").plan(inputs(root, base), draft(root, base))
+    assert action.params["install"] == [{"name": "some-lib", "version": "2.0", "hashes": ["1" * 64]}]
+    assert action.params["remove"] == ["old-lib", "some-lib"]
+    assert action.params["blobs"] == [{"sha256": "5" * 64, "name": "shim.py"}]
+    assert action.params["uv"] == {"path": "/usr/bin/uv"}
+    assert "secret" not in json.dumps(to_dict(action))
+
+
+def test_plan_of_overlay_sends_uv_where_there_is_none(tmp_path: Path) -> None:
+    root, base = tmp_path / "root", tmp_path / "base"
+    tool = Tool("/bin/uv", "7" * 64, 1, "x86_64")
+    plan = steps.load("overlay").plan
+    (action,) = plan(inputs(root, base, facts=facts(root, base, uv=None), uv=tool), draft(root, base))
+    assert action.params["uv"] == {"sha256": "7" * 64}
+    assert {"sha256": "7" * 64, "name": "uv"} in action.params["blobs"]
+    other = replace(tool, machine="aarch64")
+    (action,) = plan(inputs(root, base, facts=facts(root, base, uv=None), uv=other), draft(root, base))
+    assert action.params["uv"] == {}
+
+
+def test_plan_of_overlay_from_a_wheelhouse_names_its_wheels(tmp_path: Path) -> None:
+    root, base = tmp_path / "root", tmp_path / "base"
+    wheels = [
+        WheelInfo("/w/some_lib-2.0-py3-none-any.whl", "some-lib", "2.0", "1" * 64),
+        WheelInfo("/w/some_lib-2.0-py3-none-win_amd64.whl", "some-lib", "2.0", "2" * 64),
+        WheelInfo("/w/other-1.0-py3-none-any.whl", "other", "1.0", "3" * 64),
+    ]
+    (action,) = steps.load("overlay").plan(
+        inputs(root, base, source=Source("wheelhouse", "/w"), wheels=wheels), draft(root, base)
+    )
+    assert action.params["wheels"] == [{"sha256": "1" * 64, "name": "some_lib-2.0-py3-none-any.whl"}]
+    assert action.params["wheels"][0] in action.params["blobs"]
+
+
+def test_plan_of_overlay_with_nothing_to_do(tmp_path: Path) -> None:
+    root, base = tmp_path / "root", tmp_path / "base"
+    given = inputs(root, base)
+    given = replace(given, profile=replace(given.profile, extra_files=[]))
+    assert steps.load("overlay").plan(given, draft(root, base, packages=[])) == []
+
+
+def test_plan_of_command_by_kind_of_profile(tmp_path: Path) -> None:
+    root, base = tmp_path / "root", tmp_path / "base"
+    options = {"argv": ["/bin/true"], "name": "try it", "timeout": 5}
+    plan = steps.load("command").plan
+    for when, count in (("always", 1), ("cpu", 1), ("gpu", 0)):
+        assert len(plan(inputs(root, base), draft(root, base, options={**options, "when": when}))) == count
+    (action,) = plan(inputs(root, base), draft(root, base, options=options))
+    assert (action.summary, action.params["timeout"], action.params["environment"]) == ("try it", 5, {"MINE": "yes"})
+
+
+def test_plan_of_patch_without_a_patch_set(tmp_path: Path) -> None:
+    root, base = tmp_path / "root", tmp_path / "base"
+    assert steps.load("patch").plan(inputs(root, base, patch_set=None), draft(root, base)) == []
+
+
+def test_drift_of_the_base_names_the_package(root: Path, base: Path, wheels: Dict[str, Path]) -> None:
+    from ddtree_deploy.facts.venv import probe_venv
+
+    venv = probe_venv(str(base))
+    given = inputs(root, base, facts=facts(root, base, base=venv))
+    (action,) = steps.load("clone").plan(given, draft(root, base))
+    plan = venvs.make_plan(root, base, "engine-1.0-cpu-1", [action, venvs.activate_action()])
+    venvs.install(base, wheels["extra"])
+    with pytest.raises(DriftError, match=r"extra \(absent\) -> 1\.0"):
+        apply_plan({"plan": plan}, silent)
+    venvs.run([venvs.UV, "pip", "uninstall", "--python", base / "bin" / "python", "extra"])
+    assert apply_plan({"plan": plan}, silent)["current"] == "engine-1.0-cpu-1"
