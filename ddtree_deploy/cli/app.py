@@ -123,6 +123,5 @@ def _globals(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    given = context.obj["output"] if isinstance(context.obj, dict) and "output" in context.obj else Output()
-    output = Output(given.json or json, given.verbose or verbose > 0, given.color and not no_color)
+    output: Output = context.obj["output"]  # main's: it knows these flags already, also where parsing ends in an error
     context.obj = AppContext(output, inventory, accept_new_host_keys)

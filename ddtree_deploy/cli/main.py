@@ -80,9 +80,10 @@ def _unexpected(error: Exception) -> StepError:
 
 
 def _interrupted(output: Output) -> int:
-    error = DeployError("interrupted", "interrupted; what is active on the hosts was not changed by this run's rest")
-    error.exit_code = ExitCode.INTERRUPTED
-    output.error(error)
+    if not output.endless:
+        error = DeployError("interrupted", "interrupted before the end", hint="Run it again: it finishes or cleans up.")
+        error.exit_code = ExitCode.INTERRUPTED
+        output.error(error)
     return int(ExitCode.INTERRUPTED)
 
 

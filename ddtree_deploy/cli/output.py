@@ -23,11 +23,13 @@ _PIPE_WIDTH = 160  # columns where nobody looks at a terminal: lines of logs and
 
 @dataclass
 class Output:
-    """``json``: the document goes to stdout and nothing else does. ``color``: False after --no-color or NO_COLOR."""
+    """``json``: the document goes to stdout and nothing else does. ``color``: False after --no-color or NO_COLOR.
+    ``endless``: the command goes on until it is interrupted, so that is no error."""
 
     json: bool = False
     verbose: bool = False
     color: bool = True
+    endless: bool = False
 
     def __post_init__(self) -> None:
         if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":

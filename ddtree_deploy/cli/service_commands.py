@@ -175,6 +175,7 @@ def _follow(app: AppContext, host: HostSettings, params: dict[str, Any]) -> None
 
     from ddtree_deploy.sessions import Connector
 
+    app.output.endless = True
     with Connector(app.accept_new_host_keys)(host) as session:
         while True:
             result = session.call("service.logs", params)

@@ -17,6 +17,7 @@ from ddtree_deploy.plan.model import Action, FileChange, Plan, Problem
 from ddtree_deploy.plan.packages import PackageDiff, diff_packages, same_version
 from ddtree_deploy.plan.problems import error, host_problems, usable_base
 from ddtree_deploy.plan.release_id import inputs_digest, release_id
+from ddtree_deploy.plan.sizes import installed_bytes
 from ddtree_deploy.plan.sources import source_problems
 from ddtree_deploy.plan.space import needed, space_problems
 from ddtree_deploy.profiles.lock import packages_for
@@ -157,7 +158,17 @@ def _actions(inputs: PlanInputs, draft: PlanDraft, planners: dict[str, StepPlann
     for step in inputs.playbook.steps:
         if step.step in planners:
             actions += planners[step.step](inputs, replace(draft, options=step.options))
-    return [replace(action, id=f"{number:02}-{action.step}") for number, action in enumerate(actions, start=1)]
+    return [
+        replace(_sized(action, draft), id=f"{number:02}-{action.step}")
+        for number, action in enumerate(actions, start=1)
+    ]
+
+
+def _sized(action: Action, draft: PlanDraft) -> Action:
+    """The overlay with the estimated size of its packages: it cannot tell, a lock has no sizes."""
+    if action.step != "overlay" or action.bytes:
+        return action
+    return replace(action, bytes=installed_bytes(change.name for change in draft.packages if change.change != "remove"))
 
 
 def _site_packages(facts: HostFacts) -> str:
