@@ -20,50 +20,84 @@ from ddtree_deploy.cli import (
 from ddtree_deploy.cli.context import AppContext
 from ddtree_deploy.cli.output import Output
 
-_GLOBAL = "The global options (--inventory, --json, -v, --no-color, --accept-new-host-keys) may follow the command too."
+_GLOBAL = "Global options (ddtree-deploy --help) may follow the command: plan gpu1 --json."
 
-# (panel, name, function, examples)
+# (name, what it does in a few words, function, examples)
 _COMMANDS: list[tuple[str, str, Callable[..., Any], list[str]]] = [
-    ("Look", "facts", provision_commands.facts, ["facts gpu1 --save gpu1.json", "facts all --json"]),
-    ("Look", "survey", audit_commands.survey, ["survey gpu1"]),
-    ("Provision", "plan", provision_commands.plan, ["plan gpu1", "plan gpu1 --facts gpu1.json --json"]),
-    ("Provision", "provision", provision_commands.provision, ["provision gpu1", "provision gpu-* --dry-run"]),
-    ("Provision", "verify", audit_commands.verify, ["verify gpu1", "verify gpu1 --static --junit verify.xml"]),
-    ("Provision", "abi", audit_commands.abi, ["abi /opt/venv", "abi gpu1:/opt/venv --json"]),
+    ("facts", "What a host is", provision_commands.facts, ["facts gpu1 --save gpu1.json", "facts all --json"]),
+    ("survey", "What the installed engine has", audit_commands.survey, ["survey gpu1"]),
     (
-        "Serve",
+        "plan",
+        "What provision would do",
+        provision_commands.plan,
+        ["plan gpu1", "plan gpu1 --facts gpu1.json --json"],
+    ),
+    (
+        "provision",
+        "Build a release and make it current",
+        provision_commands.provision,
+        ["provision gpu1", "provision 'gpu-*' --dry-run"],
+    ),
+    (
+        "verify",
+        "Check the current release",
+        audit_commands.verify,
+        ["verify gpu1", "verify gpu1 --static --junit verify.xml"],
+    ),
+    (
+        "abi",
+        "Audit the binaries of any venv",
+        audit_commands.abi,
+        ["abi /opt/venv", "abi gpu1:/opt/venv --json"],
+    ),
+    (
         "launch",
+        "Start one service a GPU",
         service_commands.launch,
         ["launch gpu1 --budget 31", "launch gpu1 --algorithm none --gpus 0,1"],
     ),
-    ("Serve", "status", service_commands.status, ["status gpu1", "status all --json"]),
-    ("Serve", "logs", service_commands.logs, ["logs gpu1 -f", "logs gpu1 --service gpu0 --lines 500"]),
-    ("Serve", "stop", service_commands.stop, ["stop gpu1", "stop gpu1 --service gpu0"]),
-    ("Serve", "restart", service_commands.restart, ["restart gpu1", "restart gpu1 --service gpu0"]),
-    ("Releases", "releases", release_commands.releases, ["releases gpu1"]),
-    ("Releases", "rollback", release_commands.rollback, ["rollback gpu1", "rollback gpu1 --to RELEASE"]),
-    ("Releases", "prune", release_commands.prune, ["prune gpu1 --keep 2"]),
+    ("status", "What the services do", service_commands.status, ["status gpu1", "status all --json"]),
+    ("logs", "A service's log", service_commands.logs, ["logs gpu1 -f", "logs gpu1 --service gpu0 --lines 500"]),
+    ("stop", "Stop services", service_commands.stop, ["stop gpu1", "stop gpu1 --service gpu0"]),
+    ("restart", "Stop and start services", service_commands.restart, ["restart gpu1", "restart gpu1 --service gpu0"]),
+    ("releases", "List releases", release_commands.releases, ["releases gpu1"]),
+    (
+        "rollback",
+        "Make an earlier release current",
+        release_commands.rollback,
+        ["rollback gpu1", "rollback gpu1 --to RELEASE"],
+    ),
+    ("prune", "Remove old releases", release_commands.prune, ["prune gpu1 --keep 2"]),
 ]
 
-_GROUPS: list[tuple[str, str, str, list[tuple[str, Callable[..., Any], list[str]]]]] = [
+# (name, what it is about, its commands as above)
+_GROUPS: list[tuple[str, str, list[tuple[str, str, Callable[..., Any], list[str]]]]] = [
     (
-        "Look",
         "inventory",
-        "Check the inventory, and show what it says of a host.",
+        "Check or show the inventory",
         [
-            ("check", inventory_commands.check, ["inventory check", "--inventory hosts.yaml inventory check"]),
-            ("show", inventory_commands.show, ["inventory show", "inventory show gpu1"]),
+            (
+                "check",
+                "Validate it, with file:line",
+                inventory_commands.check,
+                ["inventory check", "--inventory hosts.yaml inventory check"],
+            ),
+            ("show", "Hosts, or a host's settings", inventory_commands.show, ["inventory show", "inventory show gpu1"]),
         ],
     ),
     (
-        "Patches",
         "patches",
-        "Check, apply, reverse and export patch sets, on this machine.",
+        "Patch sets, on this machine",
         [
-            ("check", patch_commands.check, ["patches check /opt/venv"]),
-            ("apply", patch_commands.apply, ["patches apply /opt/venv"]),
-            ("reverse", patch_commands.reverse, ["patches reverse /opt/venv"]),
-            ("export", patch_commands.export, ["patches export /opt/venv --wheel sglang.whl --out patches/mine"]),
+            ("check", "Applied, applicable or refused?", patch_commands.check, ["patches check /opt/venv"]),
+            ("apply", "Apply a patch set", patch_commands.apply, ["patches apply /opt/venv"]),
+            ("reverse", "Take a patch set out again", patch_commands.reverse, ["patches reverse /opt/venv"]),
+            (
+                "export",
+                "Write a patch set of an edited engine",
+                patch_commands.export,
+                ["patches export /opt/venv --wheel sglang.whl --out mine"],
+            ),
         ],
     ),
 ]
@@ -80,22 +114,25 @@ def _build() -> typer.Typer:
         epilog=_epilog(["plan localhost", "provision localhost", "launch localhost --budget 15", "status localhost"]),
         context_settings={"help_option_names": ["-h", "--help"]},
         pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # its help needs four times the time
     )
     app.callback()(_globals)
-    for panel, name, function, examples in _COMMANDS:
-        app.command(name, epilog=_epilog(examples), rich_help_panel=panel)(function)
-    for panel, name, help_text, commands in _GROUPS:
-        examples = [example for _, _, more in commands for example in more[:1]]
-        group = typer.Typer(help=help_text, epilog=_epilog(examples))
-        for sub, function, more in commands:
-            group.command(sub, epilog=_epilog(more))(function)
-        app.add_typer(group, name=name, rich_help_panel=panel)
+    for name, short, function, examples in _COMMANDS:
+        app.command(name, short_help=short, epilog=_epilog(examples))(function)
+    for name, short, commands in _GROUPS:
+        examples = [example for *_, more in commands for example in more[:1]]
+        group = typer.Typer(help=f"{short}.", short_help=short, epilog=_epilog(examples), rich_markup_mode=None)
+        for sub, sub_short, function, more in commands:
+            group.command(sub, short_help=sub_short, epilog=_epilog(more))(function)
+        app.add_typer(group, name=name)
     return app
 
 
 def _epilog(examples: list[str]) -> str:
-    """One paragraph an example: Typer joins the lines of a paragraph."""
-    return "\n\n".join([f"Example: ddtree-deploy {example}" for example in examples] + [_GLOBAL])
+    """Examples, a line each: ``\\b`` keeps lines as they are."""
+    title = "Example:" if len(examples) == 1 else "Examples:"
+    lines = [title, *(f"  ddtree-deploy {example}" for example in examples)]
+    return "\b\n" + "\n".join(lines) + "\n\n\b\n" + _GLOBAL
 
 
 def _version(context: typer.Context, value: bool) -> None:
@@ -114,7 +151,7 @@ def _globals(
     json: Annotated[
         bool, typer.Option("--json", help="One JSON document on stdout; text for people on stderr.")
     ] = False,
-    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say more; tracebacks of bugs.")] = 0,
+    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, show_default=False, help="Say more.")] = 0,
     no_color: Annotated[bool, typer.Option("--no-color", help="No colours and bars (also NO_COLOR=1).")] = False,
     accept_new_host_keys: Annotated[
         bool, typer.Option("--accept-new-host-keys", help="Trust and record keys of hosts that were never seen.")

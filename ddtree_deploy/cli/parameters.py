@@ -56,7 +56,7 @@ def _inventory_path(context: Any) -> Path | None:
 
 Hosts = Annotated[
     list[str],
-    typer.Argument(metavar="HOST...", help="Hosts, groups, patterns, or all.", autocompletion=complete_hosts),
+    typer.Argument(metavar="HOST", help="Hosts, groups, patterns, or all.", autocompletion=complete_hosts),
 ]
 Host = Annotated[str, typer.Argument(metavar="HOST", help="A host of the inventory.", autocompletion=complete_hosts)]
 Profile = Annotated[

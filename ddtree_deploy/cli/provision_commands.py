@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PlanHosts = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="HOST...",
+        metavar="HOST",
         help="Hosts, groups, patterns, or all. May be left out with --facts.",
         autocompletion=complete_hosts,
     ),

@@ -8,25 +8,25 @@ from cli_support import run, spawn, write_inventory
 
 from ddtree_deploy.cli.app import _COMMANDS, _GROUPS
 
-COMMANDS = [[name] for _, name, _, _ in _COMMANDS]
-COMMANDS += [[group, name] for _, group, _, commands in _GROUPS for name, _, _ in commands]
+COMMANDS = [[name] for name, *_ in _COMMANDS]
+COMMANDS += [[group, name] for group, _, commands in _GROUPS for name, *_ in commands]
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_every_command_has_help_with_an_example_of_itself(words: list[str]) -> None:
     ran = run(*words, "--help")
     assert ran.code == 0
-    text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", ran.out).split())
-    assert re.search(rf"Example: ddtree-deploy (--inventory \S+ )?{' '.join(words)}\b", text)
+    examples = ran.out.partition("Example")[2]
+    assert re.search(rf"^    ddtree-deploy {' '.join(words)}\b", examples, re.MULTILINE)
     assert run(*words, "-h").code == 0
 
 
 def test_the_commands_of_the_contract_are_there() -> None:
     text = run("--help").out
     for name in ["inventory", "facts", "survey", "plan", "provision", "verify", "abi", "launch", "status", "logs"]:
-        assert re.search(rf"^│ {name}\b", text, re.MULTILINE), name
+        assert re.search(rf"^  {name} +\w", text, re.MULTILINE), name
     for name in ["stop", "restart", "releases", "rollback", "prune", "patches"]:
-        assert re.search(rf"^│ {name}\b", text, re.MULTILINE), name
+        assert re.search(rf"^  {name} +\w", text, re.MULTILINE), name
 
 
 def complete(*words: str) -> set[str]:
