@@ -27,7 +27,7 @@ PAIR = PROJECT / "pairs" / "nano"
 HOST = "localhost"
 BUDGET = 31  # nodes of the draft tree verified per step
 MAX_TOKENS = 128
-BASE_PACKAGES = ["packaging==23.2", "tabulate==0.9.0"]  # one that the overlay replaces, one that stays
+BASE_PACKAGES = ["packaging==23.2", "iniconfig==2.0.0"]  # one that the overlay replaces, one that stays
 BEGIN = "<|endoftext|>"  # every document that the model was trained on begins with it
 
 INVENTORY = f"""# Written by 'make demo'. Float32: rounding flips no token, so answers can be compared to the letter.
@@ -182,7 +182,7 @@ def table_total(plain: list[Answer], tree: list[Answer]) -> tuple[Answer, Answer
 
 
 def main() -> int:
-    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
     began = time.monotonic()
     try:
         good = Demo(console).run()
