@@ -28,6 +28,7 @@ class Environment:
     distributions: List[Distribution] = field(default_factory=list)
     import_roots: List[str] = field(default_factory=list)  # site folders and what .pth files add
     interpreter: Optional[str] = None  # the real executable
+    dangling_interpreter: Optional[str] = None  # bin/python, where it leads nowhere
     stdlib: Optional[str] = None
     system_site: List[str] = field(default_factory=list)
     owners: Dict[str, List[Tuple[Distribution, Recorded]]] = field(default_factory=dict)
@@ -95,11 +96,14 @@ def load_environment(path: str) -> Environment:
             hint="give the folder that holds bin/python, or its site-packages",
         )
     config = _pyvenv(prefix)
-    python = _python_version(sites, config)
     interpreter = _interpreter(prefix)
+    python = _python_version(sites, config, interpreter)
+    fitting = [site for site in sites if python is None or _site_python(site) in (None, python)]
+    sites = fitting or sites
     tree = scan(sites)
     sites = [site for site in sites if site not in tree.aliases]
     environment = Environment(prefix=prefix, site=sites, python=python, tree=tree, interpreter=interpreter)
+    environment.dangling_interpreter = _dangling(prefix)
     environment.stdlib = _stdlib(prefix, python, config, interpreter)
     if config.get("include-system-site-packages", "").lower() == "true":
         environment.system_site = _system_sites(python, config, interpreter)
@@ -160,10 +164,17 @@ def _pyvenv(prefix: str) -> Dict[str, str]:
     return {key.strip().lower(): value.strip() for key, equals, value in pairs if equals}
 
 
-def _python_version(sites: List[str], config: Dict[str, str]) -> Optional[Tuple[int, int]]:
+def _python_version(sites: List[str], config: Dict[str, str], interpreter: Optional[str]) -> Optional[Tuple[int, int]]:
+    """By pyvenv.cfg, the interpreter's name, the site folder: in this order, since a prefix may hold several."""
     match = re.match(r"(\d+)\.(\d+)", config.get("version_info") or config.get("version") or "")
+    match = match or re.search(r"python(\d+)\.(\d+)$", interpreter or "")
     if match is None:
-        match = next((m for m in (_VERSIONED.search(str(Path(site).parent)) for site in sites) if m), None)
+        return next((python for python in map(_site_python, sites) if python), None)
+    return int(match.group(1)), int(match.group(2))
+
+
+def _site_python(site: str) -> Optional[Tuple[int, int]]:
+    match = _VERSIONED.search(str(Path(site).parent))
     return (int(match.group(1)), int(match.group(2))) if match else None
 
 
@@ -173,6 +184,11 @@ def _interpreter(prefix: str) -> Optional[str]:
         if Path(path).is_file():
             return path
     return None
+
+
+def _dangling(prefix: str) -> Optional[str]:
+    path = Path(prefix, "bin/python")
+    return str(path) if path.is_symlink() and not path.exists() else None
 
 
 def _stdlib(

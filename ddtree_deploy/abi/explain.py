@@ -169,6 +169,37 @@ EXPLANATIONS: Dict[str, Explanation] = {
         "A string such as libcudart.so.12 in a loader module, while torch is of CUDA 13: no metadata tells of it.",
         "OSError: libcudart.so.12: cannot open shared object file",
     ),
+    "interpreter-missing": Explanation(
+        "The environment's Python is gone",
+        "bin/python is a link to an interpreter that was removed or moved.",
+        "bad interpreter: No such file or directory",
+    ),
+    "interpreter-mismatch": Explanation(
+        "The interpreter is of another version than the site folder",
+        "bin/python leads to a Python of another minor version than lib/pythonX.Y, so that no package is found.",
+        "ModuleNotFoundError for everything that is installed",
+    ),
+    "interrupted-install": Explanation(
+        "An install was interrupted",
+        "pip renames what it removes to ~name first; such folders are left when it is stopped.",
+        "WARNING: Ignoring invalid distribution ~orch",
+    ),
+    "numpy-abi": Explanation(
+        "A module was built for NumPy 1",
+        "Modules compiled against NumPy 1 know only numpy.core; NumPy 2 refuses them. Found in the module's strings.",
+        "A module that was compiled using NumPy 1.x cannot be run in NumPy 2.1.0 as it may crash",
+    ),
+    "two-copies": Explanation(
+        "Two different copies of one library",
+        "Two files with the same SONAME are loaded by different modules of one process, and one of them lacks what "
+        "users of the other need.",
+        "works if A is imported before B, undefined symbol otherwise",
+    ),
+    "driver-library-missing": Explanation(
+        "The driver is there, its library is not",
+        "nvidia-smi works but libcuda.so.1 is on no search path: a container without the compute capability.",
+        "RuntimeError: Found no NVIDIA driver on your system",
+    ),
     "known-bad": Explanation(
         "Versions that are known not to work together",
         "An entry of knownbad.json, dated and with its source, applies.",

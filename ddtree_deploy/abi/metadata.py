@@ -63,7 +63,7 @@ def read_distributions(tree: Tree, site: str) -> List[Distribution]:
         if not path.startswith(site + "/"):
             continue
         head, _, rest = path[start:].partition("/")
-        if head.endswith((".dist-info", ".egg-info")):
+        if head.endswith((".dist-info", ".egg-info")) and not head.startswith("~"):
             folders.setdefault(head, []).append(rest)
     found = [_read(tree, site, head) for head in folders]
     return sorted((dist for dist in found if dist is not None), key=lambda dist: (dist.name, dist.folder))
@@ -121,7 +121,12 @@ def _record(text: Optional[str], site: str) -> Optional[Dict[str, Recorded]]:
     if text is None:
         return None
     rows: Dict[str, Recorded] = {}
-    for row in csv.reader(text.splitlines()):
+    lines = text.replace("\0", "").splitlines()
+    try:
+        parsed = list(csv.reader(lines))
+    except csv.Error:  # a damaged line: take the others as they are
+        parsed = [line.rsplit(",", 2) for line in lines]
+    for row in parsed:
         if not row or not row[0]:
             continue
         path = row[0]

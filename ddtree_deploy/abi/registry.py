@@ -9,12 +9,15 @@ from ddtree_deploy.abi.model import Finding
 from ddtree_deploy.abi.rules import (
     broken_files,
     companions,
+    copies,
     engine_imports,
     gpu,
     identity,
+    interpreter,
     known_bad,
     linking,
     loader_names,
+    numpy_abi,
     records,
     requirements,
     search_path,
@@ -25,11 +28,14 @@ from ddtree_deploy.abi.rules import (
 Rule = Callable[[Context], List[Finding]]
 
 RULES: Tuple[Tuple[str, Rule], ...] = (
+    ("interpreter", interpreter.check),
     ("identity", identity.check),
     ("records", records.check),
     ("broken files", broken_files.check),
     ("linking", linking.check),
     ("symbol versions", versions.check),
+    ("copies", copies.check),
+    ("numpy", numpy_abi.check),
     ("search path", search_path.check),
     ("companions", companions.check),
     ("gpu", gpu.check),

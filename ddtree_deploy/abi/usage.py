@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import ast
+import fnmatch
 import posixpath
 import re
-from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Dict, List, Optional, Set, Tuple
 
 from ddtree_deploy.abi.environment import Environment
 from ddtree_deploy.abi.metadata import Distribution
+from ddtree_deploy.abi.python_source import (
+    Import,
+    calls_at_import,
+    candidates,
+    parse_imports,
+    quick_imports,
+    string_uses,
+)
 
 ENGINES = ("sglang", "vllm")
+# Loaded behind a guard that only writes a log line, but nothing runs without them.
+_CORE = ("common_ops", "_moe_C")
 _EXTENSION = re.compile(r"\.(cpython-\d+[a-z]*(-[\w-]+)?|abi3)\.so$")
-
-
-class Import(NamedTuple):
-    """One import of a module: absolute dotted name, names taken from it, whether it always runs, and its line."""
-
-    module: str
-    names: Tuple[str, ...]
-    always: bool
-    line: int
 
 
 class Usage:
@@ -117,37 +118,75 @@ class Usage:
     def _level(self, path: str) -> str:
         dist = self._environment.owner(path)
         sources = self.sources(dist) if dist else self._neighbours(path)
-        is_extension = bool(_EXTENSION.search(path))
-        if not any((self._environment.tree.find(source) or (0, 0))[1] for source in sources):
-            return "import" if is_extension else "plugin"
+        level = self._by_sources(path, [source for source in sources if self._size(source)])
+        if level == "import" and dist is not None and not self.needed(dist):
+            return "lazy"
+        return level
+
+    def _size(self, source: str) -> int:
+        entry = self._environment.tree.find(source)
+        return entry.size if entry else 0
+
+    def _by_sources(self, path: str, sources: List[str]) -> str:
+        extension = _EXTENSION.search(path)
+        if not sources:
+            return "import" if extension else "plugin"
         stem = posixpath.basename(path).split(".")[0]
-        found = self._references(stem, sources)
-        if not found:
-            return "plugin"
-        if any(always for _, always in found):
-            certain = [source for source, always in found if always]
+        certain, found = self._references(stem, sources)
+        if stem in _CORE and found:
+            return "import"
+        if certain:
             reached = self._reached(sources)
             if any(source in reached or not self._imported_in(source, sources) for source in certain):
-                return "import" if dist is None or self.needed(dist) else "lazy"
-        return "lazy"
+                return "import"
+        if found:
+            return "lazy"
+        if self._picked_at_run_time(path, stem, sources):
+            return "lazy" if extension else "plugin"
+        return "import" if extension and self._fits_python(path) else "plugin"
 
-    def _references(self, stem: str, sources: List[str]) -> List[Tuple[str, bool]]:
-        """(source, always) for each source that names the module ``stem`` in an import or in a string."""
+    def _fits_python(self, path: str) -> bool:
+        match = re.search(r"\.cpython-(\d)(\d+)", path)
+        return match is None or (int(match.group(1)), int(match.group(2))) == self._environment.python
+
+    def _picked_at_run_time(self, path: str, stem: str, sources: List[str]) -> bool:
+        """Whether the sources name a pattern that the file fits: ``libfoo_core{n}``, ``_C*.so``."""
+        name = posixpath.basename(path)
+        start = stem.rstrip("0123456789")
+        for source in sources:
+            text = self._environment.text(source) or ""
+            if start != stem and re.search(rf"{re.escape(start)}(?![A-Za-z0-9_])", text):
+                return True
+            patterns = re.findall(r"['\"/]([\w.]*\*[\w.*]*)['\"]", text) if ".so" in text else []
+            if any(".so" in pattern and fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+                return True
+        return False
+
+    def _references(self, stem: str, sources: List[str]) -> Tuple[List[str], List[str]]:
+        """(sources that load the module ``stem`` for certain when imported, all sources that name it)."""
         word = re.compile(rf"(?<![A-Za-z0-9_]){re.escape(stem)}(?![A-Za-z0-9_])")
-        found = []
+        certain, found = [], []
         for source in sources:
             text = self._environment.text(source) or ""
             if not word.search(text):
                 continue
-            mentions = [i for i in self.imports(source) if i.module.split(".")[-1] == stem or stem in i.names]
-            if mentions:
-                found.append((source, any(mention.always for mention in mentions)))
-            elif re.search(rf"['\"/][^'\"\n]*{re.escape(stem)}[^'\"\n]*['\"]", text):
-                found.append((source, True))
-        return found
+            imports = [i for i in self.imports(source) if i.module.split(".")[-1] == stem or stem in i.names]
+            functions = [] if imports else list(string_uses(text, stem))
+            if imports or functions:
+                found.append(source)
+            if any(item.likely for item in imports) or any(self._runs(name, sources) for name in functions):
+                certain.append(source)
+        return certain, found
+
+    def _runs(self, function: Optional[str], sources: List[str]) -> bool:
+        """Whether a string in ``function`` is used at import: at the top level, or in a function called there."""
+        if function is None:
+            return True
+        texts = (self._environment.text(source) or "" for source in sources)
+        return any(function in calls_at_import(text) for text in texts if function + "(" in text)
 
     def _reached(self, sources: List[str]) -> Set[str]:
-        """Sources that importing the top packages runs for certain."""
+        """Sources that importing the top packages runs."""
         by_module = {self.module_name(source): source for source in sources}
         queue = [source for name, source in by_module.items() if "." not in name]
         reached: Set[str] = set()
@@ -157,8 +196,8 @@ class Usage:
                 continue
             reached.add(source)
             for item in self.imports(source):
-                if item.always:
-                    queue += [by_module[name] for name in _candidates(item) if name in by_module]
+                if item.likely:
+                    queue += [by_module[name] for name in candidates(item) if name in by_module]
         return reached
 
     def _imported_in(self, source: str, sources: List[str]) -> bool:
@@ -167,7 +206,7 @@ class Usage:
         for other in sources:
             if other == source or leaf not in (self._environment.text(other) or ""):
                 continue
-            if any(name in _candidates(item) for item in self.imports(other)):
+            if any(name in candidates(item) for item in self.imports(other)):
                 return True
         return False
 
@@ -204,80 +243,3 @@ class Usage:
             if any(item.always and item.module.split(".")[0] in modules for item in self.imports(source)):
                 return True
         return False
-
-
-def _candidates(item: Import) -> List[str]:
-    """Modules that an import statement runs: the module, its parents, and names that may be submodules."""
-    parts = item.module.split(".")
-    parents = [".".join(parts[: end + 1]) for end in range(len(parts))]
-    return parents + [f"{item.module}.{name}" for name in item.names]
-
-
-_QUICK = re.compile(
-    r"^(?:from[ \t]+(\.*[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n#;]*)|import[ \t]+([^\n#;]*))", re.MULTILINE
-)
-
-
-def quick_imports(text: str, module: str, package: bool) -> Iterator[Import]:
-    """Imports that begin a line, found without parsing: those that always run, and rarely one inside a string."""
-    base = module.split(".") if package else module.split(".")[:-1]
-    for match in _QUICK.finditer(text):
-        source, names, plain = match.groups()
-        line = text.count("\n", 0, match.start()) + 1
-        if plain is not None:
-            for part in plain.split(","):
-                yield Import(part.split(" as ")[0].strip(), (), True, line)
-            continue
-        level = len(source) - len(source.lstrip("."))
-        kept = base[: len(base) - (level - 1)] if level else []
-        name = ".".join([*kept, *([source.lstrip(".")] if source.lstrip(".") else [])])
-        taken = re.sub(r"#[^\n]*", "", names).strip("()\\ \n").split(",")
-        yield Import(name, tuple(part.split(" as ")[0].strip() for part in taken if part.strip()), True, line)
-
-
-def parse_imports(text: str, module: str, package: bool) -> Iterator[Import]:
-    """The imports of a source text. ``always`` is true outside functions, ``try`` and ``if``."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
-        return
-    stack: List[Tuple[ast.AST, bool]] = [(node, True) for node in reversed(tree.body)]
-    base = module.split(".") if package else module.split(".")[:-1]
-    while stack:
-        node, always = stack.pop()
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield Import(alias.name, (), always, node.lineno)
-        elif isinstance(node, ast.ImportFrom):
-            name = _absolute(node, base)
-            if name is not None:
-                yield Import(name, tuple(alias.name for alias in node.names), always, node.lineno)
-        elif isinstance(node, (ast.With, ast.ClassDef)):
-            stack += [(child, always and not _suppresses(node)) for child in ast.iter_child_nodes(node)]
-        elif isinstance(node, ast.Try):
-            tolerant = bool(node.handlers) and not all(_raises(handler) for handler in node.handlers)
-            stack += [(child, always and not tolerant) for child in node.body]
-            rest: List[ast.stmt] = [*node.orelse]
-            for handler in node.handlers:
-                rest += handler.body
-            stack += [(child, False) for child in rest]
-            stack += [(child, always) for child in node.finalbody]
-        else:
-            stack += [(child, False) for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)]
-
-
-def _absolute(node: ast.ImportFrom, base: List[str]) -> Optional[str]:
-    if not node.level:
-        return node.module
-    kept = base[: len(base) - (node.level - 1)]
-    name = ".".join([*kept, *([node.module] if node.module else [])])
-    return name or None
-
-
-def _raises(handler: ast.ExceptHandler) -> bool:
-    return any(isinstance(statement, ast.Raise) for statement in handler.body)
-
-
-def _suppresses(node: ast.AST) -> bool:
-    """``with contextlib.suppress(ImportError):`` guards like a try."""
-    return isinstance(node, ast.With) and "suppress" in ast.dump(node.items[0].context_expr)

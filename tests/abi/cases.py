@@ -276,6 +276,32 @@ def nvcc_too_old_for_the_gpu(venv: Venv) -> None:
     _toolkit(venv, "12.8")
 
 
+def _driver_user(venv: Venv, libcuda: bool) -> None:
+    venv.torch()
+    gpu_host(venv)
+    library = venv.foreign("libcuda.so.1", "int cuInit(int flags) { return flags; }")
+    venv.kernel("kernel", 'extern "C" int cuInit(int); int run() { return cuInit(0); }', str(library))
+    if libcuda:
+        venv.host = replace(venv.host, libraries={**venv.host.libraries, "libcuda.so.1": str(library)})
+
+
+@case("driver-library-missing", clean=lambda venv: _driver_user(venv, True))
+def driver_without_its_library(venv: Venv) -> None:
+    _driver_user(venv, False)
+
+
+def cpu_torch(venv: Venv) -> None:
+    venv.torch(cuda=None)
+    venv.kernel("kernel", CALLS)
+
+
+@case("abi-tag-mismatch", clean=cpu_torch)
+def cuda_kernels_beside_a_cpu_torch(venv: Venv) -> None:
+    venv.torch(cuda=None)
+    library = venv.foreign("libtorch_cuda.so", "void launch(void) {}")
+    venv.kernel("kernel", 'extern "C" void launch(); void run() { launch(); }', str(library))
+
+
 # the host's runtime -----------------------------------------------------------------------------------------------
 
 THREADS = "#include <pthread.h>\nint run(void) { return pthread_create(0, 0, 0, 0); }"  # GLIBC_2.34
@@ -430,6 +456,70 @@ def library_replaced_by_hand(venv: Venv) -> None:
     compile_object(path, "void run(void) {}\nchar more[9999] = {1};", soname=None)
 
 
+def _copies(venv: Venv, second: str) -> None:
+    for package, source in (("one", "void work(void) {}\nvoid extra(void) {}"), ("two", second)):
+        library = venv.object(f"{package}/lib/libwork.so.1", source)
+        call = "extra" if package == "one" else "work"
+        code = f"void {call}(void); void run(void) {{ {call}(); }}"
+        venv.module(package, code, str(library), "-Wl,--enable-new-dtags,-rpath,$ORIGIN/lib")
+
+
+@case(
+    "two-copies",
+    severity="warning",
+    clean=lambda venv: _copies(venv, "void work(void) {}\nvoid extra(void) {}\nint x;"),
+)
+def two_copies_of_one_library(venv: Venv) -> None:
+    _copies(venv, "void work(void) {}")
+
+
+def _for_numpy(venv: Venv, core: str) -> None:
+    venv.install("numpy", "2.1.0", [venv.write("numpy/__init__.py")])
+    venv.module("arrays", f'const char name[] = "numpy.{core}._multiarray_umath";\nvoid run(void) {{}}')
+
+
+@case("numpy-abi", clean=lambda venv: _for_numpy(venv, "_core"))
+def module_compiled_for_numpy_1(venv: Venv) -> None:
+    _for_numpy(venv, "core")
+
+
+# the interpreter --------------------------------------------------------------------------------------------------
+
+
+def _interpreter(venv: Venv, target: Path) -> None:
+    (venv.root / "bin").mkdir()
+    (venv.root / "bin/python").symlink_to(target)
+    venv.install("plain", "1.0", [venv.write("plain/__init__.py")])
+
+
+def _python(venv: Venv, name: str = "python3.11", exists: bool = True) -> None:
+    path = venv.elsewhere / "bin" / name
+    path.parent.mkdir(parents=True)
+    if exists:
+        compile_object(path, "void Py_Initialize(void) {}")
+    _interpreter(venv, path)
+
+
+@case("interpreter-missing", when="install", clean=_python)
+def interpreter_that_was_removed(venv: Venv) -> None:
+    _python(venv, exists=False)
+
+
+@case("interpreter-mismatch", clean=_python)
+def interpreter_of_another_version(venv: Venv) -> None:
+    _python(venv, "python3.12")
+
+
+def _python_symbol(venv: Venv, name: str) -> None:
+    _python(venv)
+    venv.module("native", f"void {name}(void); void run(void) {{ {name}(); }}")
+
+
+@case("undefined-python-symbol", clean=lambda venv: _python_symbol(venv, "Py_Initialize"))
+def module_that_uses_another_pythons_interface(venv: Venv) -> None:
+    _python_symbol(venv, "_PyThreadState_UncheckedGet")
+
+
 # metadata ---------------------------------------------------------------------------------------------------------
 
 
@@ -492,6 +582,13 @@ def _installed_twice(venv: Venv, versions: tuple[str, ...]) -> None:
 @case("duplicate-distribution", when="install", clean=lambda venv: _installed_twice(venv, ("1.0",)))
 def distribution_installed_twice(venv: Venv) -> None:
     _installed_twice(venv, ("1.0", "2.0"))
+
+
+@case("interrupted-install", severity="warning", when="install", clean=plain_package)
+def leftovers_of_an_interrupted_install(venv: Venv) -> None:
+    plain_package(venv)
+    venv.write("~lain/__init__.py")
+    venv.write("~lain-0.9.dist-info/METADATA", "Name: plain\nVersion: 0.9\n\n")
 
 
 # requirements -----------------------------------------------------------------------------------------------------

@@ -43,6 +43,20 @@ def _driver(context: Context) -> List[Finding]:
                 files=[environment.short(path) for path in wanting[:20]],
             )
         ]
+    if wanting and host.driver and not context.linker.on_search_path("libcuda.so.1"):
+        return [
+            Finding(
+                id="driver-library-missing",
+                severity="error",
+                title="the driver's library libcuda.so.1 is not to be found",
+                message=f"driver {host.driver} runs, but libcuda.so.1 of {len(wanting)} files is on no search path",
+                when="import",
+                cause="driver",
+                why="a container that was given the GPU without the driver's compute libraries",
+                fix="start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility, then run ldconfig",
+                files=[environment.short(path) for path in wanting[:20]],
+            )
+        ]
     if not runtime or not host.driver_cuda:
         return []
     if version_key(host.driver_cuda)[:1] >= version_key(runtime)[:1]:

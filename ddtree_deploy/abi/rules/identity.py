@@ -146,6 +146,8 @@ def _python_fits(interpreter: str, abi: str, python: tuple[int, int]) -> bool:
     if match is None:
         return False  # another implementation
     major, minor = int(match.group(2)), int(match.group(3) or 0)
+    if abi.startswith("cp") and abi.endswith("t"):
+        return False  # for the free-threaded build, which has its own lib/python3.13t
     if match.group(1) == "py" or abi in ("abi3", "none"):
         return major == python[0] and minor <= python[1]
     return (major, minor) == python

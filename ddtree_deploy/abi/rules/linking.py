@@ -10,6 +10,7 @@ from typing import Dict, FrozenSet, List, Optional, Set, Tuple
 from ddtree_deploy.abi.context import Context
 from ddtree_deploy.abi.cuda import DRIVER_LIBRARIES, soname_cuda_major, tag_major
 from ddtree_deploy.abi.demangle import demangle
+from ddtree_deploy.abi.linker import TORCH_LIBRARIES
 from ddtree_deploy.abi.model import Finding
 from ddtree_deploy.abi.rules import builds, debian, severity, variants
 
@@ -104,6 +105,10 @@ def _library_cause(context: Context, name: str, root: str) -> str:
         return f"binary:{package}"
     if context.usage.level(root) == "plugin":
         return f"plugins:{package}"
+    if context.environment.abi_tag == "cpu" and (major or name in TORCH_LIBRARIES):
+        return f"cpu-torch:{package}"
+    if debian.wheel_for(name, ours):
+        return "library:cuda"
     return "library:ffmpeg" if debian.package_for(name) == "ffmpeg" else f"library:{name}"
 
 
@@ -129,6 +134,15 @@ def _missing(context: Context, cause: str, names: List[str], roots: List[str], b
             message=f"{first} needs {names[0]}{others}; torch {environment.torch_version} does not bring it",
             why="the linker finds no such library: loading ends with 'cannot open shared object file'",
             fix=builds.command(context, packages[0]),
+            **common,  # type: ignore[arg-type]
+        )
+    if environment.abi_tag == "cpu" and any(name in TORCH_LIBRARIES for name in names):
+        return Finding(
+            id="abi-tag-mismatch",
+            title=f"{packages[0]} is a CUDA build, torch here is for the CPU only",
+            message=f"{first} needs {names[0]}{others}, which torch {environment.torch_version} does not have",
+            why="loading the file ends with 'cannot open shared object file'",
+            fix=f"install torch with CUDA, or the CPU build of {packages[0].split()[0]}",
             **common,  # type: ignore[arg-type]
         )
     elsewhere = [path for path in context.linker.by_soname.get(names[0], []) if context.inside(path)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Dict, Iterator, List, Optional, Set, Tuple
 
+from packaging.markers import Marker, UndefinedComparison, UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -49,14 +50,21 @@ def wanted(context: Context) -> Iterator[Tuple[Distribution, Requirement]]:
         seen.add((dist.name, extra))
         for requirement in parsed(dist):
             marker = requirement.marker
-            if marker is not None and not marker.evaluate({**environment, "extra": extra}):
+            if marker is not None and not _applies(marker, environment, extra):
                 continue
-            if extra and (marker is None or marker.evaluate({**environment, "extra": ""})):
+            if extra and (marker is None or _applies(marker, environment, "")):
                 continue  # applies without the extra too: already seen
             yield dist, requirement
             target = installed.get(str(canonicalize_name(requirement.name)))
             if target is not None:
                 queue += [(target, name) for name in requirement.extras]
+
+
+def _applies(marker: Marker, environment: Dict[str, str], extra: str) -> bool:
+    try:
+        return marker.evaluate({**environment, "extra": extra})
+    except (UndefinedComparison, UndefinedEnvironmentName, InvalidVersion):
+        return False  # a marker that means nothing asks for nothing
 
 
 def parsed(dist: Distribution) -> List[Requirement]:
@@ -128,7 +136,7 @@ def _missing(
 
 
 def _version(context: Context, dist: Distribution, requirement: Requirement, other: Distribution) -> Finding:
-    bound = _bound(context, dist, other)
+    bound = _bound(dist, other) and _other_minor(requirement, other.version)
     broken = (bound or _other_major(requirement, other.version)) and context.usage.needed(dist)
     if bound:
         why = f"both hold compiled code: {dist.name} was built against the {other.name} that it names"
@@ -147,9 +155,22 @@ def _version(context: Context, dist: Distribution, requirement: Requirement, oth
     )
 
 
-def _bound(context: Context, dist: Distribution, other: Distribution) -> bool:
-    """Whether the requirement is about a binary interface: torch and its family, compiled on both sides."""
-    return _native(dist) and _native(other) and (other.name == "torch" or other.name.startswith(("nvidia-", "triton")))
+def _bound(dist: Distribution, other: Distribution) -> bool:
+    """Whether the requirement is about a binary interface, compiled on both sides.
+
+    NVIDIA's libraries are left out: newer ones of a major are drop-ins (cuDNN 9.16 for torch 2.9.1 is the advised fix),
+    and whether they fit is checked symbol by symbol.
+    """
+    return other.name in ("torch", "triton") and _native(dist) and _native(other)
+
+
+def _other_minor(requirement: Requirement, version: str) -> bool:
+    """Whether an exact pin names another ``major.minor``; releases of one minor keep their interface."""
+    pins = [spec.version for spec in requirement.specifier if spec.operator in ("==", "===")]
+    try:
+        return not pins or all(Version(pin.rstrip(".*")).release[:2] != Version(version).release[:2] for pin in pins)
+    except InvalidVersion:
+        return True
 
 
 def _native(dist: Distribution) -> bool:

@@ -60,8 +60,8 @@ def _closure(context: Context, path: str) -> Closure:
 
 
 def _absent(context: Context, library: str, version: str, provider: Optional[str]) -> bool:
-    if provider is not None and context.inside(provider):
-        return _not_defined(context, version, provider)
+    if provider is not None and (context.inside(provider) or provider != context.host.provides(library)):
+        return _not_defined(context, version, provider)  # a copy of its own: in the environment, or by a search path
     family, _, number = version.partition("_")
     limits = {"GLIBC": context.host.glibc, "GLIBCXX": context.host.glibcxx}
     if family in limits:
@@ -83,7 +83,7 @@ def _finding(context: Context, library: str, family: str, lack: _Lack) -> Findin
     files = sorted(lack.files)
     packages = sorted({environment.package(path) for path in files})
     highest = max(lack.versions, key=version_key)
-    inside = context.inside(lack.provider)
+    inside = lack.provider.startswith("/") and lack.provider != context.host.provides(library)
     has = {"GLIBC": context.host.glibc, "GLIBCXX": context.host.glibcxx}.get(family)
     if inside:
         where = environment.short(lack.provider)
