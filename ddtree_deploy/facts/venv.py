@@ -40,12 +40,12 @@ def scan_venv(path: str, progress: ProgressSink = silent) -> ScannedVenv:
         if os.path.lexists(folder) and not exists(folder):
             problem = f"it is a link to {folder.readlink()}, which does not exist"
         return ScannedVenv(Venv(str(folder), exists(folder), problem=problem), [])
-    if not os.access(folder, os.R_OK | os.X_OK):
+    if not _readable(folder):
         return ScannedVenv(Venv(str(folder), True, problem="it cannot be read by the user that connects"), [])
     config = _read_config(folder / "pyvenv.cfg")
     python, base_prefix, python_problem = _ask_python(folder)
     site = _site_packages(folder, python)
-    distributions = read_distributions(site) if site else []
+    distributions = read_distributions(site) if site and _readable(site) else []
     files, size = _count(folder, progress)
     venv = Venv(
         path=str(folder),
@@ -78,7 +78,7 @@ def _kind_problem(folder: Path, config: Optional[Dict[str, str]]) -> Optional[st
 
 def _site_problem(folder: Path, site: Optional[Path], python: Optional[str]) -> Optional[str]:
     if site is not None:
-        return None
+        return None if _readable(site) else "its packages cannot be read by the user that connects"
     others = sorted(path.parent.name for path in folder.glob("lib/python3*/site-packages"))
     if others and python:
         return f"its packages are for {', '.join(others)}, but its Python is now {python}"
@@ -107,6 +107,10 @@ def _ask_python(folder: Path) -> Tuple[Optional[str], Optional[str], Optional[st
     if not output.ok or len(lines) != 2 or not re.match(r"\d+\.\d+\.\d+\Z", lines[0]):
         return None, None, f"its bin/{python.name} does not run: {output.problem or 'unexpected output'}"
     return lines[0], lines[1], None
+
+
+def _readable(folder: Path) -> bool:
+    return os.access(folder, os.R_OK | os.X_OK)
 
 
 def _site_packages(folder: Path, python: Optional[str]) -> Optional[Path]:

@@ -169,6 +169,8 @@ class AgentSession:
             if line is None:
                 raise self._ended()
             message = self._decode(line)
+            if "heartbeat" in message:
+                continue  # one that was late may be of the request before
             if message.get("id") != number:
                 raise StepError("agent-protocol", f"the agent on {self._label} answered another request than asked")
             if "result" in message:
@@ -197,6 +199,8 @@ class AgentSession:
                     return
 
     def _silent(self) -> UnreachableError:
+        self._closed = True
+        self._stream.close()
         return UnreachableError(
             "host-silent",
             f"nothing heard from {self._label} for {SILENCE:.0f} seconds",

@@ -15,6 +15,7 @@ class AgentProcess:
     """A context manager over ``command``; ``send`` and ``receive`` are lines of the protocol."""
 
     def __init__(self, command: list[str], **environment: str) -> None:
+        self.heartbeats = 0
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=pipe, env={**os.environ, **environment}, start_new_session=True
@@ -27,9 +28,13 @@ class AgentProcess:
         self.stdin.flush()
 
     def receive(self) -> dict[str, Any]:
-        line = self.stdout.readline()
-        assert line, self.stderr.read().decode()
-        return dict(json.loads(line))
+        while True:
+            line = self.stdout.readline()
+            assert line, self.stderr.read().decode()
+            answer = dict(json.loads(line))
+            if "heartbeat" not in answer:
+                return answer
+            self.heartbeats += 1
 
     def ask(self, op: str, params: dict[str, Any] | None = None, id: int = 1, data: bytes = b"") -> dict[str, Any]:
         self.send(op, params, id, data)
@@ -61,6 +66,7 @@ def source_agent(folder: Path, operations: str) -> list[str]:
     main.write_text(
         "import sys, inspect\n"
         "from ddtree_deploy.agent import main, operations\n"
+        "main.HEARTBEAT = 0.1\n"
         "import extra_operations\n"
         "for name, item in inspect.getmembers(extra_operations, inspect.isfunction):\n"
         "    operations.OPERATIONS[name] = 'extra_operations:' + name\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import os
 import shutil
@@ -30,11 +31,16 @@ def find_python(version: str) -> str | None:
     roots = [Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"]
     roots.append(Path.home() / ".local" / "share" / "uv" / "python")
     for root in roots:
-        candidates += [str(path) for path in sorted(root.glob(f"*{version}.*/bin/python{version}"))]
-    for candidate in candidates:
-        if candidate and subprocess.run([candidate, "-c", "import zlib"], capture_output=True).returncode == 0:
-            return candidate
-    return None
+        with contextlib.suppress(PermissionError):
+            candidates += [str(path) for path in sorted(root.glob(f"*{version}.*/bin/python{version}"))]
+    return next((candidate for candidate in candidates if candidate and runs(candidate)), None)
+
+
+def runs(python: str) -> bool:
+    try:
+        return subprocess.run([python, "-c", "import zlib"], capture_output=True).returncode == 0
+    except OSError:
+        return False
 
 
 def test_same_sources_give_the_same_bytes() -> None:

@@ -40,6 +40,10 @@ def leave(params, progress):
 def not_json(params, progress):
     return {"value": object()}
 
+def slow(params, progress):
+    time.sleep(1)
+    return {}
+
 def wait(params, progress):
     child = subprocess.Popen(["sleep", "600"])
     try:
@@ -114,6 +118,12 @@ def test_a_bad_request_is_answered(agent: AgentProcess, line: bytes) -> None:
 
 def test_unknown_operation(agent: AgentProcess) -> None:
     assert agent.ask("nosuch")["error"]["id"] == "agent-unknown-op"
+
+
+def test_a_long_operation_shows_that_it_lives(agent: AgentProcess) -> None:
+    agent.ask("slow")
+    assert agent.heartbeats > 0
+    assert "result" in agent.ask("hello", id=2)
 
 
 def _gone(pid: int) -> bool:

@@ -15,7 +15,7 @@ import pytest
 
 from ddtree_deploy.agent.bundle import build_bundle
 from ddtree_deploy.agent.protocol import Progress
-from ddtree_deploy.errors import InputError, StepError
+from ddtree_deploy.errors import InputError, StepError, UnreachableError
 from ddtree_deploy.transport import ConnectionSettings, ConnectOptions, connect
 from ddtree_deploy.transport.session import AgentSession
 from ddtree_deploy.transport.start import start_command
@@ -211,6 +211,43 @@ def test_closing_ends_the_agent() -> None:
             break
         time.sleep(0.05)
     assert not is_running(pid)
+
+
+def test_an_agent_that_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddtree_deploy.transport.session.SILENCE", 0.5)
+    with connect(LOCAL) as transport, transport.agent() as agent:
+        pid = agent_pid(agent)
+        agent.call("hello")
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(UnreachableError) as caught:
+            agent.call("hello")
+        assert caught.value.id == "host-silent"
+        assert not is_running(pid)
+
+
+@pytest.mark.parametrize(
+    ("lines", "verdict"),
+    [
+        (b'{"id": 1, "heartbeat": true}\n{"id": 0, "heartbeat": true}\n{"id": 1, "result": {"ok": 1}}\n', {"ok": 1}),
+        (b'{"id": 7, "result": {}}\n', "agent-protocol"),
+        (b"Traceback (most recent call last):\n", "agent-protocol"),
+        (b"[1]\n", "agent-protocol"),
+        (b'{"id": 1, "result', "agent-died"),
+        (b"", "agent-died"),
+    ],
+)
+def test_what_the_agent_may_say(lines: bytes, verdict: object) -> None:
+    from ddtree_deploy.transport.local import LocalStream
+    from ddtree_deploy.transport.session import LineReader
+
+    script = f"read request; printf '%s' '{lines.decode()}'"
+    stream = LocalStream(["sh", "-c", script], ConnectOptions())
+    with AgentSession(stream, LineReader(stream), "here") as agent:
+        try:
+            answer: object = agent.call("hello")
+        except StepError as error:
+            answer = error.id
+    assert answer == verdict
 
 
 def test_another_thread_ends_a_call(tmp_path: Path) -> None:
