@@ -11,7 +11,7 @@ from ddtree_deploy import codec
 from ddtree_deploy.agent.protocol import Progress, ProgressSink, silent
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.release.layout import Layout
-from ddtree_deploy.serve.environment import release_python, resolve_release, service_environment
+from ddtree_deploy.serve.environment import release_python, release_record, resolve_release, service_environment
 from ddtree_deploy.verify.model import CheckResult, VerifyReport
 from ddtree_deploy.verify.noise import classify, load_rules
 from ddtree_deploy.verify.runner import Outcome, run_probe
@@ -31,7 +31,10 @@ _HINTS_BY_TEXT: List[Tuple[str, str]] = [
     (r"libcudart|libcublas|libnvrtc|libcudnn", "a CUDA library of this version is missing: run verify --static"),
     (r"operator torchvision::|operator .* does not exist", "torchvision and torch do not belong together"),
     (r"no kernel image is available", "this build has no code for this GPU's architecture: use another profile"),
-    (r"driver version is insufficient|forward compatibility", "the driver is too old for this CUDA: update the driver"),
+    (
+        r"driver version is insufficient|driver .* is too old|forward compatibility",
+        "the driver is too old for this CUDA: update the driver",
+    ),
     (r"GLIBC_|GLIBCXX_", "built for a newer system library than this host has"),
 ]
 _HINTS_BY_CAUSE = {
@@ -68,6 +71,7 @@ def run_checks(
             for check, title in TITLES.items()
         ]
     outcomes = run_probe(python, release, service_environment(release, environment), list(TITLES), limit_s, progress)
+    _judge_cuda(outcomes[0], str(release_record(release).get("abi_tag") or ""))
     facts = {"torch_cuda": torch_cuda(release)}
     rules = load_rules()
     progress(Progress("verify", "done", done_files=len(outcomes), total_files=len(outcomes), finished=True))
@@ -118,6 +122,15 @@ def op_verify(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     failed = any(check.status == "failed" for check in checks)
     report = VerifyReport(release.name, str(release), not failed, round(time.monotonic() - began, 3), checks)
     return codec.to_dict(report)
+
+
+def _judge_cuda(torch: Outcome, tag: str) -> None:
+    """A torch that loads but was built for another CUDA than the release's profile has failed."""
+    built = "cu" + str(torch.data.get("cuda") or "").replace(".", "")
+    if torch.status != "failed" and tag.startswith("cu") and built != tag:
+        found = f"CUDA {torch.data['cuda']}" if torch.data.get("cuda") else "no CUDA"
+        torch.status, torch.cause = "failed", "wrong-value"
+        torch.summary = f"torch {torch.data.get('version')} was built for {found}, the profile for {tag}"
 
 
 def torch_cuda(release: Path) -> Optional[str]:

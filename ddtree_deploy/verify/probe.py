@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Optional, Tuple
 
 RELEASE = ""  # set below, from the arguments
+DEVICES = Path("/dev")  # has a nvidia0 … for each GPU that this host, or this container, may use
 Report = Tuple[str, Dict[str, Any]]  # what was seen, in words and as data
 
 
@@ -42,12 +43,25 @@ def load(name: str) -> Any:
     return importlib.import_module(name)
 
 
+def why_not(torch: Any) -> str:
+    """What torch itself says when it is made to look for a GPU."""
+    try:
+        torch.cuda.init()
+    except Exception as problem:  # RuntimeError, AssertionError: whatever this build raises
+        return str(problem).strip().splitlines()[0]
+    return "it does not say why"
+
+
 def check_torch() -> Report:
     torch = load("torch")
 
     data = {"version": torch.__version__, "cuda": torch.version.cuda, "path": inside(torch.__file__)}
     data["gpus"] = torch.cuda.device_count() if torch.version.cuda else 0
     if not data["gpus"]:
+        if data["cuda"] and os.environ.get("CUDA_VISIBLE_DEVICES") != "" and list(DEVICES.glob("nvidia[0-9]*")):
+            raise Failed(
+                "wrong-value", f"this host has GPUs and torch {torch.__version__} sees none: {why_not(torch)}", **data
+            )
         return f"torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}, no GPU in sight", data
     names = [torch.cuda.get_device_name(index) for index in range(data["gpus"])]
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,8 @@ from ddtree_deploy.serve.ports import allocate
 from ddtree_deploy.serve.spec import ServiceFolder, ServiceSpec
 from ddtree_deploy.serve.state import ServiceState, read_state
 
-PORTS = [35000, 35099]
+_FIRST = 35000 + os.getpid() % 5 * 20  # two runs at a time do not take each other's ports
+PORTS = [_FIRST, _FIRST + 19]
 
 
 class Host:

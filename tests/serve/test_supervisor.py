@@ -12,10 +12,12 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import PORTS, Host
 
+from ddtree_deploy.agent.bundle import build_bundle
 from ddtree_deploy.agent.protocol import Progress, silent
 from ddtree_deploy.errors import DeployError, InputError, StepError
 from ddtree_deploy.serve.operations import list_services, op_launch, op_logs, op_restart
@@ -48,8 +50,12 @@ def test_launch_status_logs_stop(host: Host) -> None:
     logs = op_logs({"root": str(host.root), "lines": 50}, silent)
     assert any("stand-in engine" in line for line in logs["lines"])
     complete(host.folder().spec(), None, 5)  # type: ignore[arg-type]
-    more = op_logs({"root": str(host.root), "cursor": logs["cursor"]}, silent)
-    assert more["lines"] == ['"POST /generate HTTP/1.1" 200 -']
+    followed: list[str] = []
+    cursor = logs["cursor"]
+    while '"POST /generate HTTP/1.1" 200 -' not in followed:
+        more = op_logs({"root": str(host.root), "cursor": cursor}, silent)
+        followed, cursor = followed + more["lines"], more["cursor"]
+    assert not any("stand-in engine" in line for line in followed)
 
     engine = host.state().engine
     assert host.stop()["services"] == [{"name": "cpu", "changed": True, "state": "stopped"}]
@@ -285,3 +291,28 @@ def test_the_service_answers(host: Host) -> None:
     (service,) = host.launch()["services"]
     with contextlib.closing(urllib.request.urlopen(f"http://127.0.0.1:{service['port']}/server_info")) as answer:
         assert answer.status == 200
+
+
+def test_the_agents_archive_may_go_while_the_service_lives(host: Host, tmp_path: Path) -> None:
+    """Launched by the zipapp, which is removed; the supervisor restarts the engine and stops all the same."""
+    archive = tmp_path / "agent.pyz"
+    archive.write_bytes(build_bundle().data)
+    agent = subprocess.Popen([sys.executable, "-I", "-S", str(archive)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert agent.stdin is not None and agent.stdout is not None
+    request = {"id": 1, "op": "service.launch", "params": host.params()}
+    agent.stdin.write(json.dumps(request).encode() + b"\n")
+    agent.stdin.flush()
+    answer: dict[str, Any] = {}
+    while "result" not in answer and "error" not in answer:
+        answer = json.loads(agent.stdout.readline())
+    agent.stdin.close()
+    agent.stdout.read()
+    agent.wait()
+    assert answer["result"]["services"][0]["state"] == "ready"
+    archive.unlink()
+    first = host.state().engine
+    assert first is not None
+    send_signal(first, signal.SIGKILL)
+    host.until("ready again", lambda state: state.state == "ready" and state.engine != first)
+    assert host.stop()["changed"]
+    assert host.state().state == "stopped"

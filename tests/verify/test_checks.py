@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from release_double import fill, make_venv, site_packages
 
 from ddtree_deploy.agent.protocol import Progress, silent
 from ddtree_deploy.errors import InputError
+from ddtree_deploy.verify import probe
 from ddtree_deploy.verify.checks import TITLES, op_verify, run_checks, torch_cuda
 from ddtree_deploy.verify.model import CheckResult
 
@@ -178,6 +180,44 @@ def test_output_is_given_to_its_check_and_classed(release: Path) -> None:
     found = results(release)
     assert statuses(found) == {**ALL_OK, "kernel": "warning"}
     assert found["kernel"].output[0].kind == "warning"
+
+
+@pytest.mark.parametrize(("tag", "status"), [("cu130", "ok"), ("cu128", "failed"), ("cpu", "ok")])
+def test_torch_of_another_cuda_than_the_profiles(release: Path, tag: str, status: str) -> None:
+    found = results(fill(release, record={"abi_tag": tag}))
+    assert statuses(found) == {**ALL_OK, "torch": status}
+    if status == "failed":
+        assert found["torch"].cause == "wrong-value"
+        assert "CUDA 13.0" in found["torch"].summary and "cu128" in found["torch"].summary
+
+
+@pytest.mark.parametrize(
+    ("devices", "visible", "fails"), [(True, None, True), (True, "", False), (False, None, False), (True, "0", True)]
+)
+def test_gpus_that_torch_does_not_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: bool, visible: str | None, fails: bool
+) -> None:
+    def init() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12080).\nPlease update")
+
+    double = types.SimpleNamespace(
+        __version__="2.11.0",
+        __file__=str(tmp_path / "torch.py"),
+        version=types.SimpleNamespace(cuda="13.0"),
+        cuda=types.SimpleNamespace(device_count=lambda: 0, init=init),
+    )
+    if devices:
+        (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(probe, "DEVICES", tmp_path)
+    monkeypatch.setattr(probe, "RELEASE", str(tmp_path))
+    monkeypatch.setattr(probe, "load", lambda name: double)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    result = probe.run("torch")
+    assert (result["status"] == "failed") is fails
+    if fails:
+        assert "driver on your system is too old" in result["summary"]
 
 
 @pytest.mark.parametrize(
