@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from packaging.version import InvalidVersion, Version
@@ -17,7 +17,15 @@ from ddtree_deploy.agent.protocol import Progress, ProgressSink
 from ddtree_deploy.errors import StepError
 from ddtree_deploy.release.clone import Cloned, Copier, choose_method
 from ddtree_deploy.release.distributions import Distribution, find_distributions, is_bytecode, owners
-from ddtree_deploy.release.files import InsideCheck, make_folders, record_hash_file, remove_file, replace_file, shown
+from ddtree_deploy.release.files import (
+    InsideCheck,
+    make_folders,
+    make_writable,
+    record_hash_file,
+    remove_file,
+    replace_file,
+    shown,
+)
 from ddtree_deploy.release.paths import PathMentions
 from ddtree_deploy.release.record import format_record, parse_record, venv_path
 from ddtree_deploy.release.relocate import old_paths, relocate
@@ -49,26 +57,26 @@ def place_distributions(
     final: str,
     progress: ProgressSink,
     also_known_as: Optional[List[str]] = None,
-    strict: bool = True,
+    fresh: bool = True,
 ) -> Placed:
     """Put the distributions ``wanted`` (normalized name -> version) of the venv ``source`` into the release ``tree``.
 
     ``final`` is the release's path to be; ``also_known_as``: paths under which ``source`` was known when it was made.
     What is in the way is replaced; a file of a package that stays is reported. Raises StepError ``source-lacks``
-    (missing or of another version) and ``source-incomplete`` (files that RECORD names are not there, or differ; not
-    ``strict``: differences are a warning, for donors in which somebody edited files).
+    (missing or of another version) and ``source-incomplete`` (files that RECORD names are not there, or differ).
+
+    ``fresh``: uv has just made ``source`` from wheels, for us alone. Then only what installers write can name its path;
+    in a donor any file can, and a file that differs from its RECORD, since somebody edited it, is only a warning.
     """
     done = Placed()
     available = find_distributions(source, source_site)
     taken = [_pick(available, name, version, source) for name, version in sorted(wanted.items())]
     kept = owners(find_distributions(tree, site), frozenset(wanted))
-    inside = InsideCheck(tree)
-    copier = Copier(choose_method(os.path.join(source, "pyvenv.cfg"), tree))
-    done.counts = copier.counts
-    moved = Cloned()
+    placer = _Placer(tree, choose_method(os.path.join(source, "pyvenv.cfg"), tree), kept)
+    moved = placer.moved
+    done.counts = placer.copier.counts
     total_files = sum(len(distribution.files) for distribution in taken)
     total_bytes = sum(sum(distribution.sizes.values()) for distribution in taken)
-    overwritten: List[str] = []
     shared_files: Set[str] = set()
     placed: Set[str] = set()
     for distribution in taken:
@@ -77,7 +85,7 @@ def place_distributions(
             if is_bytecode(path) or target in placed:
                 continue
             placed.add(target)
-            _place_file(f"{source}/{path}", tree, target, distribution, kept, inside, copier, moved, overwritten)
+            placer.place(f"{source}/{path}", target, distribution.name)
             if len(placed) % _EVERY == 0:
                 size = sum(size for _, size in moved.files[-_EVERY:])
                 done.bytes += size
@@ -90,7 +98,7 @@ def place_distributions(
             )
         differing, shared = _differing(tree, site, source_site, distribution, available)
         shared_files.update(shared)
-        if differing and strict:
+        if differing and fresh:
             raise StepError(
                 "source-incomplete",
                 f"{distribution.name} in {source} is not what its RECORD says: {_some(differing)}",
@@ -104,10 +112,11 @@ def place_distributions(
         done.note(
             "note", "shared-file", "files of several packages are as one of them has it: " + _some(sorted(shared_files))
         )
-    if overwritten:
-        done.note("warning", "shared-file", "files of packages that stay were replaced: " + _some(overwritten))
+    if placer.overwritten:
+        message = "files of packages that stay were replaced: " + _some(placer.overwritten)
+        done.note("warning", "shared-file", message)
     mentions = PathMentions(old_paths(source) + (also_known_as or []), final)
-    result = relocate(tree, site, moved, mentions, progress)
+    result = relocate(tree, site, _to_look_at(moved, site) if fresh else moved, mentions, progress)
     done.rewritten = result.rewritten
     done.notes += result.notes
     for distribution in taken:
@@ -127,6 +136,12 @@ def same_public(found: str, wanted: str) -> bool:
     return left == right if left.local and right.local else left.public == right.public
 
 
+def _to_look_at(moved: Cloned, site: str) -> Cloned:
+    """Without the contents of wheels, which were made before ``source`` had a path."""
+    files = [(path, size) for path, size in moved.files if not path.startswith(site + "/") or ".dist-info/" in path]
+    return replace(moved, files=files)
+
+
 def _pick(available: Dict[str, List[Distribution]], name: str, version: str, source: str) -> Distribution:
     candidates = available.get(name, [])
     for candidate in candidates:
@@ -141,49 +156,61 @@ def _pick(available: Dict[str, List[Distribution]], name: str, version: str, sou
     )
 
 
-def _place_file(
-    source: str,
-    tree: str,
-    target: str,
-    distribution: Distribution,
-    kept: Dict[str, List[str]],
-    inside: InsideCheck,
-    copier: Copier,
-    moved: Cloned,
-    overwritten: List[str],
-) -> None:
-    full = f"{tree}/{target}"
-    try:
-        info = os.lstat(source)
-    except FileNotFoundError:
-        raise StepError(
-            "source-incomplete",
-            f"{distribution.name}: {shown(source)} is in its RECORD but not there",
-            where=shown(source),
-            hint=f"reinstall {distribution.name} {distribution.version} in the environment that it is taken from",
-        ) from None
-    if stat.S_ISDIR(info.st_mode):
-        return
-    inside.require(full)
-    make_folders(os.path.dirname(full))
-    if os.path.lexists(full):
-        if target in kept and not _same_content(source, full):
-            overwritten.append(f"{shown(target)} of {', '.join(kept[target])} by that of {distribution.name}")
+class _Placer:
+    """Puts single files into the release ``tree``; ``kept``: path -> packages that stay and own it."""
+
+    def __init__(self, tree: str, method: str, kept: Dict[str, List[str]]) -> None:
+        self.moved = Cloned()
+        self.overwritten: List[str] = []
+        self.copier = Copier(method)
+        self._tree = tree
+        self._kept = kept
+        self._inside = InsideCheck(tree)
+        self._folders: Set[str] = set()  # known to exist and to be in the release
+
+    def place(self, source: str, target: str, name: str) -> None:
+        """``source`` (absolute) becomes ``target`` (relative to the release); ``name`` is the package's."""
+        full = f"{self._tree}/{target}"
+        try:
+            info = os.lstat(source)
+        except FileNotFoundError:
+            raise StepError(
+                "source-incomplete",
+                f"{name}: {shown(source)} is in its RECORD but not there",
+                where=shown(source),
+                hint=f"reinstall {name} in the environment that it is taken from",
+            ) from None
+        if stat.S_ISDIR(info.st_mode):
+            return
+        folder = os.path.dirname(full)
+        if folder not in self._folders:
+            self._inside.require(full)
+            make_folders(folder)
+            make_writable(folder)
+            self._folders.add(folder)
+        self._make_way(source, full, target, name)
+        if stat.S_ISLNK(info.st_mode):
+            link = os.readlink(source)
+            os.symlink(link, full)
+            if os.path.isabs(link):
+                self.moved.outward.append((target, link))
+        elif stat.S_ISREG(info.st_mode):
+            self.copier.place(source, full, info)
+            self.moved.files.append((target, info.st_size))
+
+    def _make_way(self, source: str, full: str, target: str, name: str) -> None:
+        if not os.path.lexists(full):
+            return
+        if target in self._kept and not _same_content(source, full):
+            self.overwritten.append(f"{shown(target)} of {', '.join(self._kept[target])} by that of {name}")
         if os.path.isdir(full) and not os.path.islink(full):
             raise StepError(
                 "folder-in-the-way",
-                f"{shown(target)} of {distribution.name} is a file; in the release a folder is in its place",
+                f"{shown(target)} of {name} is a file; in the release a folder is in its place",
                 where=shown(full),
+                hint=f"see what made that folder in the base venv, and whether it belongs to {name}",
             )
         remove_file(full)
-    if stat.S_ISLNK(info.st_mode):
-        link = os.readlink(source)
-        os.symlink(link, full)
-        if os.path.isabs(link):
-            moved.outward.append((target, link))
-    elif stat.S_ISREG(info.st_mode):
-        copier.place(source, full, info)
-        moved.files.append((target, info.st_size))
 
 
 def _same_content(left: str, right: str) -> bool:

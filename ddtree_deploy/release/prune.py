@@ -53,6 +53,7 @@ def prune(root: str, keep: Any, progress: ProgressSink) -> Dict[str, Any]:
             journal.append("pruned", release=release.id)
             progress(Progress("prune", f"removing {release.id}", done_files=len(removed), total_files=len(releases)))
             remove_release(layout, release.id)
+            remove_tree(layout.logs(release.id))
             removed.append(release.id)
         kept = [{"id": release.id, "why": why[release.id]} for release in releases if release.id in why]
         cache = _prune_cache(layout, [entry["id"] for entry in kept])

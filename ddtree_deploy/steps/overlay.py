@@ -103,7 +103,7 @@ def apply(action: Action, context: StepContext) -> Dict[str, Any]:
                 final,
                 context.progress,
                 also_known_as=source.aliases,
-                strict=source.digest is not None,
+                fresh=source.digest is not None,
             )
             context.notes += placed.notes
             result.update(
