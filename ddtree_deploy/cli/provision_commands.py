@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ddtree_deploy.cli.context import AppContext, app_context
-from ddtree_deploy.cli.hosts import finish, run_on_hosts
+from ddtree_deploy.cli.hosts import RenderHost, Work, finish, run_on_hosts
 from ddtree_deploy.cli.parameters import Hosts, Playbook, Profile, Source, complete_hosts
 
 if TYPE_CHECKING:
@@ -132,10 +132,10 @@ def _provision(
     selected = inventory.select(names)
     several = len(selected) > 1
     work = _work(app, inventory, choices, dry_run, several)
-    run_on_hosts(app, command, selected, work, _draw(app, executed=not dry_run and not several), canary=not dry_run)
+    run_on_hosts(app, command, selected, work, _draw(app, shows_plan=dry_run, several=several), canary=not dry_run)
 
 
-def _work(app: AppContext, inventory: Inventory, choices: Choices, dry_run: bool, several: bool) -> Any:
+def _work(app: AppContext, inventory: Inventory, choices: Choices, dry_run: bool, several: bool) -> Work:
     def work(host: HostSettings, connect: Connector, sink: ProgressSink) -> HostResult:
         from ddtree_deploy.plan.gather import prepare
         from ddtree_deploy.provision import provision_host
@@ -163,27 +163,31 @@ def _plan_offline(app: AppContext, command: str, names: Sequence[str], choices: 
     host = selected[0]
     prepared = prepare(host, choices)
     plan = plan_offline(prepared, found, str(file))
-    finish(app, command, [planned(plan)], _draw(app, executed=False))
+    finish(app, command, [planned(plan)], _draw(app, shows_plan=True))
 
 
-def _draw(app: AppContext, *, executed: bool) -> Any:
+def _draw(app: AppContext, *, shows_plan: bool, several: bool = False) -> RenderHost:
+    """What is printed of a host at the end. One host that was provisioned has shown its plan before; of several, only a
+    plan that could not be carried out is shown."""
+
     def draw(console: Console, result: HostResult) -> None:
         from rich.text import Text
 
         from ddtree_deploy.plan.render import last_line
 
-        if not executed:
-            _draw_plan(console, result.value, app.output.verbose, executed="changed" in result.data)
-        if result.data.get("changed"):
-            notes = result.data["result"].get("notes", [])
-            for note in notes:
-                console.print(Text(f"{note['severity']}: {note['message']} [{note['id']}]", style="yellow"))
-            previous = result.value.previous
-            before = f"; before it was {previous}" if previous else ""
-            text = f"{result.host}: {result.value.release_id} is current{before}"
-            console.print(Text(text, style="green"))
-        elif "changed" in result.data:
-            console.print(last_line(result.value))
+        plan: Plan = result.value
+        if shows_plan or (several and (plan.errors or app.output.verbose)):
+            _draw_plan(console, plan, app.output.verbose, executed=not shows_plan)
+        if "changed" not in result.data:
+            return
+        for note in result.data.get("result", {}).get("notes", []):
+            text = f"{result.host}: {note['severity']}: {note['message']} [{note['id']}]"
+            console.print(Text(text, style="yellow" if note["severity"] == "warning" else "dim"))
+        if result.data["changed"]:
+            before = f"; before it was {plan.previous}" if plan.previous else ""
+            console.print(Text(f"{result.host}: {plan.release_id} is current{before}", style="green"))
+        else:
+            console.print(last_line(plan))
 
     return draw
 

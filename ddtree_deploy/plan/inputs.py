@@ -9,6 +9,9 @@ from ddtree_deploy.facts.model import HostFacts
 from ddtree_deploy.patching.model import PatchSet
 from ddtree_deploy.profiles.model import Profile, Source
 
+# Draft-tree nodes verified per step, the root not counted; the most is the patched engine's MAX_DDTREE_BUDGET.
+BUDGET_MIN, BUDGET_MAX = 1, 511
+
 
 @dataclass(frozen=True)
 class PlaybookStep:

@@ -45,13 +45,17 @@ def installed_tag(package: Package) -> str | None:
 
 
 def same_version(installed: str, wanted: str) -> bool:
-    """Equal versions. A local part (``+cu130``) counts only where both have one: an index may leave it out."""
+    """Equal versions. Where one has no local part, the other's may be a CUDA build's (``+cu130``), which an index may
+    leave out and ABI tags tell; any other (``+git1a2b3c``) is somebody's own build."""
     try:
         left, right = Version(installed), Version(wanted)
     except InvalidVersion:
         return installed == wanted
-    if left.local and right.local:
-        return left == right
+    if left == right:
+        return True
+    local = left.local or right.local
+    if (left.local and right.local) or not (local == "cpu" or bound.cuda_major(local)):
+        return False
     return left.public == right.public
 
 

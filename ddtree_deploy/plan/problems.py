@@ -70,11 +70,16 @@ def _base(facts: HostFacts, settings: PlanSettings, profile: Profile) -> list[Pr
         message = f"the base venv {base.path} has Python {base.python}; profile {profile.name} needs Python "
         hint = "Make a base venv with a Python of that range, or choose another profile."
         return [error("base-python", message + profile.requires_python, hint)]
+    if base.system_site_packages:
+        message = f"{base.path} also sees the system's packages: the release will, and nothing pins them"
+        hint = "What the profile locks goes before them. A base venv without --system-site-packages has no such doubts."
+        return [Problem("warning", "system-site-packages", message, hint)]
     return []
 
 
 def _root(facts: HostFacts, settings: PlanSettings) -> list[Problem]:
-    root, base = PurePosixPath(facts.root or settings.root), PurePosixPath(settings.base)
+    found = facts.base.path if facts.base is not None and facts.base.exists else settings.base
+    root, base = PurePosixPath(facts.root or settings.root), PurePosixPath(found)
     problems = []
     if base == root or root in base.parents:
         message = f"the base venv {base} is inside the root {root}, where our releases are"
