@@ -12,12 +12,12 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, mod
 from ddtree_deploy.inventory import arguments
 from ddtree_deploy.inventory.secrets import is_reference, reference_problem
 from ddtree_deploy.inventory.validation import StrictModel, found, number_hint, wrong
+from ddtree_deploy.plan.inputs import BUDGET_MAX, BUDGET_MIN
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?)*\.?")
 _SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIALS?)$", re.I)
-BUDGET_MIN, BUDGET_MAX = 1, 1024
 
 
 def _text(value: str) -> str:

@@ -71,7 +71,7 @@ class HostSettings:
     model: Optional[str] = None
     draft: Optional[str] = None
     gpus: Optional[tuple[int, ...]] = None  # None: all
-    budget: int | str | None = None  # 1..1024 or "auto"
+    budget: int | str | None = None  # 1..511 or "auto"
     engine_arguments: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     secret_environment: dict[str, str] = field(default_factory=dict)  # name -> reference

@@ -10,12 +10,12 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from ddtree_deploy import codec
 from ddtree_deploy.errors import InputError
+from ddtree_deploy.plan.inputs import BUDGET_MAX, BUDGET_MIN
 from ddtree_deploy.serve.command import check_engine_arguments
 from ddtree_deploy.serve.environment import profile_arguments
 from ddtree_deploy.serve.process import MARKER
 from ddtree_deploy.serve.spec import ADMIN_API_KEY, ALGORITHMS, API_KEY, ServiceSpec
 
-BUDGET_MIN, BUDGET_MAX = 1, 1024  # the patch set's own limits (MAX_DDTREE_BUDGET)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+\Z")
 _OWNED_VARIABLES = {

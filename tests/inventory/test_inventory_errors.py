@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from inventory_files import fails, load, one_fails
 
-from ddtree_deploy.inventory.models import BUDGET_MAX
 from ddtree_deploy.inventory.validation import MAX_SHOWN
+from ddtree_deploy.plan.inputs import BUDGET_MAX
 
 # key and value of a host (line 3, column 5) -> id, line:column, words of the message, words of the hint
 BAD = {
