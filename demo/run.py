@@ -1,7 +1,7 @@
 """The main job on this machine, with a small pair of models and no GPU: plan, provision, verify, launch, compare, stop.
 
-Every step is a command that you can run yourself; the demo prints it first. Work folder: ``.demo/`` in the project.
-Exit code 0 only if DDTree's answers are those of plain decoding, in fewer steps.
+Every step is a command that you can run yourself; the demo prints it first. Work folder: ``.demo/`` in the project, or
+the one given as argument. Exit code 0 only if DDTree's answers are those of plain decoding, in fewer steps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from rich.table import Table
 from rich.text import Text
 
 PROJECT = Path(__file__).resolve().parent.parent
-WORK = PROJECT / ".demo"
 PAIR = PROJECT / "pairs" / "nano"
 HOST = "localhost"
 BUDGET = 31  # nodes of the draft tree verified per step
@@ -30,15 +29,15 @@ MAX_TOKENS = 128
 BASE_PACKAGES = ["packaging==23.2", "iniconfig==2.0.0"]  # one that the overlay replaces, one that stays
 BEGIN = "<|endoftext|>"  # every document that the model was trained on begins with it
 
-INVENTORY = f"""# Written by 'make demo'. Float32: rounding flips no token, so answers can be compared to the letter.
+INVENTORY = """# Written by 'make demo'. Float32: rounding flips no token, so answers can be compared to the letter.
 hosts:
-  {HOST}:
+  {host}:
     connection: local
     profile: sglang-0.5.11-cpu
-    root: {WORK}/root
-    base: {WORK}/base
-    model: {PAIR}/target
-    draft: {PAIR}/draft
+    root: {work}/root
+    base: {work}/base
+    model: {pair}/target
+    draft: {pair}/draft
     engine_arguments:
       dtype: float32
 """
@@ -59,9 +58,10 @@ class Failed(Exception):
 
 
 class Demo:
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, work: Path) -> None:
         self.console = console
-        self.inventory = WORK / "inventory.yaml"
+        self.work = work
+        self.inventory = work / "inventory.yaml"
         self.program = Path(sys.executable).with_name("ddtree-deploy")
         self.prompts: list[dict[str, str]] = json.loads((PROJECT / "demo" / "prompts.json").read_text("utf-8"))
 
@@ -82,17 +82,18 @@ class Demo:
 
     def prepare(self) -> None:
         """The base venv (what a host has before us) and the inventory."""
-        self.title("A host", f"this machine; its base venv is a small one in {WORK.relative_to(PROJECT)}/base")
-        WORK.mkdir(exist_ok=True)
-        self.inventory.write_text(INVENTORY, "utf-8")
-        python = WORK / "base" / "bin" / "python"
-        ready = WORK / "base" / ".ready"
+        base = self.work / "base"
+        self.title("A host", f"this machine; its base venv is a small one, {self.shown(base)}")
+        self.work.mkdir(parents=True, exist_ok=True)
+        inventory = INVENTORY.format(host=HOST, work=self.work, pair=PAIR)
+        self.inventory.write_text(inventory, "utf-8")
+        python, ready = base / "bin" / "python", base / ".ready"
         if not ready.exists():
             maker = Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}"
-            self.shell([str(maker), "-m", "venv", "--clear", str(WORK / "base")])
+            self.shell([str(maker), "-m", "venv", "--clear", str(base)])
             self.shell([str(python), "-m", "pip", "install", "--quiet", *BASE_PACKAGES])
             ready.touch()
-        self.console.print(Text(INVENTORY.rstrip(), style="dim"))
+        self.console.print(Text(inventory.rstrip(), style="dim"))
 
     def serve(self, *arguments: str) -> list[Answer]:
         """Launch, ask every prompt, stop; the service is stopped whatever happens."""
@@ -126,13 +127,17 @@ class Demo:
         self.console.print(table)
         return good
 
+    def shown(self, path: Path) -> str:
+        """``path`` as one would type it in the project's folder, where the commands run."""
+        return str(path.relative_to(PROJECT)) if path.is_relative_to(PROJECT) else str(path)
+
     def title(self, text: str, subtitle: str) -> None:
         self.console.print()
         self.console.rule(Text.assemble((text, "bold cyan"), (f"  {subtitle}", "dim")), align="left")
 
     def command(self, *arguments: str, allowed: tuple[int, ...] = (0,), quiet: bool = False) -> str:
         """Run ``ddtree-deploy`` with the demo's inventory; its output is shown, or with ``quiet`` returned."""
-        shown = ["ddtree-deploy", "--inventory", str(self.inventory.relative_to(PROJECT)), *arguments]
+        shown = ["ddtree-deploy", "--inventory", self.shown(self.inventory), *arguments]
         return self.shell([str(self.program), *shown[1:]], shown, allowed, quiet)
 
     def shell(
@@ -181,11 +186,12 @@ def table_total(plain: list[Answer], tree: list[Answer]) -> tuple[Answer, Answer
     return add(plain), add(tree)
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
+    work = Path(arguments[0]).resolve() if arguments else PROJECT / ".demo"
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
     began = time.monotonic()
     try:
-        good = Demo(console).run()
+        good = Demo(console, work).run()
     except Failed as problem:
         console.print(f"The demo failed: {problem}", style="bold red")
         return 1
@@ -198,4 +204,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
