@@ -118,7 +118,7 @@ def _prepare(
     for gpu in gpus:
         wanted = for_gpu(base, gpu)
         for folder, spec in living.values():
-            if folder.name != wanted.name and (gpu is None or spec.gpu_uuid != gpu.uuid):
+            if not spec.shares_device(wanted):
                 continue
             if folder.name == wanted.name and spec.same_service(wanted) and folder.secrets() == settings.secrets:
                 keep.append(_Target(folder, spec, None))
@@ -139,6 +139,9 @@ def _prepare(
         targets.append(_Target(ServiceFolder(layout.services / spec.name), spec, uuid.uuid4().hex))
     for folder in stop.values():
         stop_service(folder, progress)
+    for folder, spec, state in existing:  # a dead supervisor may have left an engine that holds the GPU
+        if state and state.state == "dead" and any(spec.shares_device(wanted) for wanted in start):
+            stop_service(folder, progress)
     for target in targets:
         target.folder.write(target.spec, settings.secrets)
     return keep + targets
@@ -176,7 +179,7 @@ def _wait_for(targets: List[_Target], wait: bool, progress: ProgressSink) -> Dic
     """Until every service is ready or has failed. The supervisors do the work and keep to their deadline themselves:
     a caller that is interrupted here leaves services that go on starting, as ``status`` shows."""
     began = time.monotonic()
-    open_targets = {target.spec.name: target for target in targets if wait or target.launch is None}
+    open_targets = {target.spec.name: target for target in targets if wait}
     failures: Dict[str, DeployError] = {}
     while open_targets:
         for name, target in list(open_targets.items()):

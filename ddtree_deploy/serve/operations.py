@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional
 
 from ddtree_deploy import codec
 from ddtree_deploy.agent.protocol import ProgressSink
-from ddtree_deploy.errors import InputError
+from ddtree_deploy.errors import DeployError, InputError
 from ddtree_deploy.facts.model import ServiceInfo
 from ddtree_deploy.serve import readiness
 from ddtree_deploy.serve.launch import layout_of, op_launch, op_restart, pick_services
@@ -24,12 +24,18 @@ _MAX_LINES = 100_000
 
 
 def list_services(root: Path) -> List[ServiceInfo]:
-    """Every service that was ever launched under ``root``, from its files alone: no request is sent."""
+    """Every service that was ever launched under ``root``, from its files alone: no request is sent, nothing raised.
+
+    One whose files cannot be read has the state ``unknown``, and ``detail`` says why.
+    """
     found = []
     for folder in service_folders(root):
-        spec = folder.spec()
-        if spec is not None:
-            found.append(service_info(spec, read_state(folder)))
+        try:
+            spec = folder.spec()
+            if spec is not None:
+                found.append(service_info(spec, read_state(folder)))
+        except (DeployError, OSError) as error:
+            found.append(ServiceInfo(folder.name, "unknown", detail=str(error)))
     return found
 
 

@@ -17,11 +17,12 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Type, TypeVar
 
 from ddtree_deploy import codec
 from ddtree_deploy.errors import InputError
 
+T = TypeVar("T")
 ALGORITHMS = ("ddtree", "dflash", "none")
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}\Z")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -66,6 +67,10 @@ class ServiceSpec:
     @property
     def has_engine_config(self) -> bool:
         return self.api_key or ADMIN_API_KEY in self.secret_names
+
+    def shares_device(self, other: ServiceSpec) -> bool:
+        """True if the two cannot run side by side: the same GPU or the same name (``cpu``)."""
+        return self.name == other.name or (self.gpu_uuid is not None and self.gpu_uuid == other.gpu_uuid)
 
     def differences(self, other: ServiceSpec) -> List[str]:
         """The fields in which two services would run differently; ports are ours to choose, so they do not count."""
@@ -115,14 +120,23 @@ class ServiceFolder:
         return self.path / "lock"
 
     def spec(self) -> Optional[ServiceSpec]:
-        """None where nothing was ever launched."""
+        """None where nothing was ever launched; raises InputError ``bad-document``."""
+        return self.read(self.spec_file, ServiceSpec)
+
+    def read(self, path: Path, kind: Type[T]) -> Optional[T]:
+        """One of the folder's documents, None if it is not there; raises InputError ``bad-document``."""
         try:
-            data = json.loads(self.spec_file.read_text("utf-8"))
+            data = json.loads(path.read_text("utf-8"))
+            return codec.from_dict(kind, data, str(path))
         except FileNotFoundError:
             return None
-        except ValueError as error:
-            raise InputError("bad-document", f"not JSON: {error}", where=str(self.spec_file)) from error
-        return codec.from_dict(ServiceSpec, data, str(self.spec_file))
+        except (ValueError, InputError) as error:
+            raise InputError(
+                "bad-document",
+                f"not a document of this version: {error}",
+                where=str(path),
+                hint=f"stop the service with the version that launched it, then remove {self.path}",
+            ) from error
 
     def secrets(self) -> Dict[str, str]:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, Dict, List, Optional
@@ -58,12 +57,8 @@ def timestamp() -> str:
 
 def read_state(folder: ServiceFolder) -> Optional[ServiceState]:
     """The state as it is now: ``dead`` if it claims to live and its supervisor does not. None if never started."""
-    try:
-        data = json.loads(folder.state_file.read_text("utf-8"))
-    except FileNotFoundError:
-        return None
-    state = codec.from_dict(ServiceState, data, str(folder.state_file))
-    if state.state in LIVING and not is_alive(state.supervisor):
+    state = folder.read(folder.state_file, ServiceState)
+    if state is not None and state.state in LIVING and not is_alive(state.supervisor):
         return replace(state, state="dead", phase="its supervisor is gone (killed, or the host was restarted)")
     return state
 

@@ -195,7 +195,7 @@ class Supervisor:
                 self._wait(5.0 if ready else 0.25)
         finally:
             prober.cancel()
-        return ready
+        return ready or prober.success is not None  # it may have ended right after
 
     def _owns_port(self) -> bool:
         mine = service_processes(self._marker, self._identity, os.getpid())

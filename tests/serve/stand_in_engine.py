@@ -6,7 +6,7 @@ does:
 
     STAND_IN_DELAY       seconds before it listens
     STAND_IN_DIE         a message: print a traceback that ends with it, exit 1, before listening
-    STAND_IN_DIE_AFTER   seconds after which it exits with code 7, every time
+    STAND_IN_DIE_AFTER   seconds after its first completion at which it exits with code 7, every time
     STAND_IN_FALSE_200   answers 200 without a token this many times first
     STAND_IN_STUBBORN    ignores SIGTERM
     STAND_IN_ORPHAN      starts a child in a session of its own, without the marker, that ignores SIGTERM; its pid is
@@ -23,6 +23,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -99,9 +100,6 @@ def main(arguments: list[str]) -> int:
                 Handler.api_key = json.loads(value)
     address = (arguments[arguments.index("--host") + 1], int(arguments[arguments.index("--port") + 1]))
     server = http.server.ThreadingHTTPServer(address, Handler)
-    if setting("STAND_IN_DIE_AFTER"):
-        signal.signal(signal.SIGALRM, lambda *_: os._exit(7))
-        signal.setitimer(signal.ITIMER_REAL, float(os.environ["STAND_IN_DIE_AFTER"]))
     server.serve_forever()
     return 0
 

@@ -156,7 +156,7 @@ def test_secrets_are_in_no_file_but_their_own(host: Host) -> None:
 
 
 def test_a_crash_is_restarted_and_a_crash_loop_ends(host: Host) -> None:
-    environment = {"STAND_IN_DIE_AFTER": "0.8"}
+    environment = {"STAND_IN_DIE_AFTER": "0.4"}
     host.start_spec(environment, max_restarts=2, restart_delay_s=0.05)
     state = host.until("failed", lambda state: state.state == "failed")
     assert state.restarts == 2
@@ -316,3 +316,43 @@ def test_the_agents_archive_may_go_while_the_service_lives(host: Host, tmp_path:
     host.until("ready again", lambda state: state.state == "ready" and state.engine != first)
     assert host.stop()["changed"]
     assert host.state().state == "stopped"
+
+
+def test_files_of_another_version_are_an_error_that_says_so(host: Host) -> None:
+    folder = host.folder()
+    folder.path.mkdir(parents=True)
+    folder.spec_file.write_text('{"from": "the future"}')
+    assert [info.state for info in list_services(host.root)] == ["unknown"]
+    with pytest.raises(InputError) as caught:
+        host.status()
+    assert caught.value.id == "bad-document"
+    assert str(folder.path) in str(caught.value.hint)
+    folder.spec_file.unlink()
+    assert list_services(host.root) == []
+
+
+def test_not_waiting(host: Host) -> None:
+    (service,) = host.launch(environment={"STAND_IN_DELAY": "600"}, wait=False)["services"]
+    assert service["state"] == "starting"
+    again = host.launch(environment={"STAND_IN_DELAY": "600"}, wait=False)
+    assert again["changed"] is False
+
+
+def test_a_launch_clears_what_a_dead_supervisor_left(host: Host, tmp_path: Path) -> None:
+    note = tmp_path / "orphan"
+    environment = {"STAND_IN_ORPHAN": str(note)}
+    host.start_spec(environment)
+    state = host.until("ready", lambda state: state.state == "ready")
+    marked = subprocess.Popen(  # stands for an engine's process that outlived the supervisor
+        [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, "DDTREE_SERVICE": state.marker}
+    )
+    try:
+        assert state.supervisor is not None
+        send_signal(state.supervisor, signal.SIGKILL)
+        host.until("dead", lambda state: state.state == "dead")
+        host.launch()
+        assert marked.wait(timeout=30) == -signal.SIGKILL
+    finally:
+        marked.kill()
+        marked.wait()
+        os.kill(int(note.read_text()), signal.SIGKILL)  # escaped on purpose, and nobody was left to know it
