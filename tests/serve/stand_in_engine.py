@@ -58,9 +58,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self._answer(200, {"text": "", "meta_info": {"completion_tokens": 0}})
         else:
             Handler.completions += 1
-            self._answer(
-                200, {"text": " x", "meta_info": {"completion_tokens": 1, "finish_reason": {"type": "length"}}}
-            )
+            meta = {"completion_tokens": 1, "finish_reason": {"type": "length"}}
+            self._answer(200, {"text": " x", "meta_info": meta})
+            if "STAND_IN_DIE_AFTER" in os.environ and Handler.completions == 1:
+                threading.Timer(float(os.environ["STAND_IN_DIE_AFTER"]), os._exit, [7]).start()
 
     def do_GET(self) -> None:
         self._answer(200, {"internal_states": [{"avg_spec_accept_length": 3.5}]})
