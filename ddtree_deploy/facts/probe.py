@@ -45,7 +45,7 @@ def collect(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     toolkits = find_toolkits()
     progress(Progress("facts", "asking for GPUs"))
     gpus = ask_gpus()
-    progress(Progress("facts", "done", finished=True))
+    progress(Progress("facts", finished=True))
     machine = platform.machine()
     facts = HostFacts(
         hostname=socket.gethostname(),

@@ -35,6 +35,10 @@ def open_transport(
         known_hosts.check(hop, transport.get_remote_server_key())
         authenticate(transport, hop, deadline)
         transport.set_keepalive(KEEPALIVE)
+    except (paramiko.SSHException, EOFError, OSError) as error:  # the connection broke between two of the steps
+        transport.close()
+        text = f"the connection to {hop.label} broke while it was made: {error or type(error).__name__}"
+        raise UnreachableError("ssh-failed", text, where=hop.label, hint="try again; sshd's log tells more") from error
     except BaseException:
         transport.close()
         raise

@@ -25,6 +25,8 @@ from ddtree_deploy.transport.stderr import StderrCollector
 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # its errors reach us as exceptions
 
+_GONE = (OSError, EOFError, paramiko.SSHException)  # what paramiko raises once a connection is lost
+
 
 class SshTransport(Transport):
     """Connects when it is made. Raises UnreachableError and InputError."""
@@ -66,7 +68,7 @@ class SshTransport(Transport):
             channel = self._transports[-1].open_session(timeout=self._settings.connect_timeout)
             channel.settimeout(self._settings.connect_timeout)
             channel.exec_command(shlex.join(command))
-        except (paramiko.SSHException, OSError, EOFError, IndexError) as error:
+        except (*_GONE, IndexError) as error:
             raise UnreachableError(
                 "session-refused",
                 f"{self.label} let us in, but opens no session: {error or type(error).__name__}",
@@ -87,7 +89,7 @@ def _tunnel(gateway: paramiko.Transport, hop: Hop, deadline: Deadline) -> parami
             id, what, hint = "connection-refused", "cannot connect to it", "is sshd running, and the port right?"
         text = f"cannot reach {hop.label}: the jump host before it {what} ({error.text})"
         raise UnreachableError(id, text, where=hop.label, hint=hint) from error
-    except (paramiko.SSHException, OSError, EOFError) as error:
+    except _GONE as error:
         text = f"cannot reach {hop.label}: no connection from the jump host within {deadline.seconds:g} s"
         raise UnreachableError("connect-timeout", text, where=hop.label, hint="is it up? a firewall?") from error
 
@@ -100,7 +102,12 @@ class SshStream(Stream):
 
     def read(self, timeout: float) -> bytes:
         self._channel.settimeout(timeout)
-        return self._channel.recv(1 << 16)
+        try:
+            return self._channel.recv(1 << 16)
+        except TimeoutError:
+            raise
+        except _GONE:
+            return b""
 
     def write(self, data: bytes) -> None:
         self._channel.settimeout(SILENCE)
@@ -108,16 +115,20 @@ class SshStream(Stream):
             self._channel.sendall(data)
         except TimeoutError:
             raise
-        except (OSError, EOFError) as error:
+        except _GONE as error:
             raise BrokenPipeError(str(error)) from error
 
     def _read_stderr(self) -> bytes:
         while True:
-            with contextlib.suppress(TimeoutError):  # the timeout is the channel's, set for stdout
+            try:
                 return self._channel.recv_stderr(1 << 16)
+            except TimeoutError:
+                continue  # the timeout is the channel's, set for stdout
+            except _GONE:
+                return b""
 
     def close_input(self) -> None:
-        with contextlib.suppress(OSError, EOFError):
+        with contextlib.suppress(*_GONE):
             self._channel.shutdown_write()
 
     def exit_status(self, timeout: float) -> Optional[int]:
@@ -133,5 +144,5 @@ class SshStream(Stream):
         return self._stderr.text()
 
     def close(self) -> None:
-        with contextlib.suppress(OSError, EOFError):
+        with contextlib.suppress(*_GONE):
             self._channel.close()
