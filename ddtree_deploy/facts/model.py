@@ -110,7 +110,7 @@ class ServiceInfo:
     """A service of ours on the host, as ``status`` prints it."""
 
     name: str
-    state: str  # starting | ready | failed | stopped | dead
+    state: str  # starting | ready | stopping | failed | stopped | dead | unknown (its files cannot be read)
     pid: Optional[int] = None
     port: Optional[int] = None
     gpu_index: Optional[int] = None

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import Host
+
+from ddtree_deploy.errors import InputError
+from ddtree_deploy.serve.environment import profile_arguments, resolve_release, service_environment
+
+
+def test_only_what_is_meant_to_get_in(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYTHONPATH", "LD_LIBRARY_PATH", "PATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "/leak")
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    environment = service_environment(host.release, {"A": "1"}, gpu_index=3)
+    assert "/leak" not in environment.values()
+    assert environment["PATH"].split(":")[:2] == [f"{host.release}/bin", "/usr/local/sbin"]
+    assert (environment["A"], environment["LANG"], environment["PYTHONNOUSERSITE"]) == ("1", "C.UTF-8", "1")
+    assert (environment["CUDA_DEVICE_ORDER"], environment["CUDA_VISIBLE_DEVICES"]) == ("PCI_BUS_ID", "3")
+
+
+def test_profile_then_overrides(host: Host) -> None:
+    record = {"environment": {"A": "{release}/a", "B": "b"}, "engine_arguments": ["--file={release}/x"]}
+    (host.release / ".ddtree" / "release.json").write_text(json.dumps(record))
+    environment = service_environment(host.release, {"B": "mine", "PATH": "/opt/cuda/bin"})
+    assert environment["A"] == f"{host.release}/a"
+    assert environment["B"] == "mine"
+    assert environment["PATH"] == f"{host.release}/bin:/opt/cuda/bin"
+    assert profile_arguments(host.release) == [f"--file={host.release}/x"]
+
+
+def test_which_release(host: Host) -> None:
+    assert resolve_release(host.root, None) == host.release
+    assert resolve_release(host.root, "stand-in-1") == host.release
+    assert resolve_release(host.root, str(host.release)) == host.release
+    with pytest.raises(InputError):
+        resolve_release(host.root, "other")
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_broken_record_is_an_error(host: Host, text: str) -> None:
+    path: Path = host.release / ".ddtree" / "release.json"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        service_environment(host.release)
+    assert caught.value.id == "release-record"
+    assert caught.value.where == str(path)
