@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = ("pydantic", "paramiko", "fabric", "yaml", "elftools", "cryptography", "rich", "uv")
+HEAVY = ("pydantic", "paramiko", "yaml", "elftools", "cryptography", "rich", "uv")
 CODE = """
 import sys
 {action}
