@@ -68,11 +68,15 @@ def _convert_dataclass(kind: Any, value: Any, where: str) -> Any:
     unknown = sorted(set(value) - set(fields))
     if unknown:
         raise InputError("bad-document", f"unknown field {unknown[0]!r}", where=where)
+    missing = [name for name, field in fields.items() if name not in value and _required(field)]
+    if missing:
+        raise InputError("bad-document", f"field {missing[0]!r} is missing", where=where)
     arguments = {name: _convert(hints[name], value[name], f"{where}.{name}") for name in fields if name in value}
-    try:
-        return kind(**arguments)
-    except TypeError as error:
-        raise InputError("bad-document", str(error), where=where) from error
+    return kind(**arguments)
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _wrong(where: str, kind: Any, value: Any) -> InputError:

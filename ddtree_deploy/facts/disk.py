@@ -6,7 +6,7 @@ import fcntl
 import os
 import re
 from pathlib import Path
-from typing import List
+from typing import List, Optional
 
 from ddtree_deploy.facts.files import is_dir, read_text
 from ddtree_deploy.facts.model import Disk
@@ -41,6 +41,14 @@ def probe_disk(path: Path) -> Disk:
 def writable(path: Path) -> bool:
     """Whether we may write in the folder ``path``, or make it."""
     return os.access(nearest_existing(path), os.W_OK | os.X_OK)
+
+
+def blocked_by(path: Path) -> Optional[Path]:
+    """What stands at the absolute ``path``, or where one of its parents should be, and is no folder."""
+    for place in [*reversed(path.parents), path]:
+        if os.path.lexists(place) and not is_dir(place):
+            return place
+    return None
 
 
 def filesystem_of(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:

@@ -150,6 +150,7 @@ class HostFacts:
     root_disk: Optional[Disk] = None
     base_disk: Optional[Disk] = None
     root_writable: bool = True
+    root_blocked_by: Optional[str] = None  # what is no folder, and at root or on the way to it
     uv: Optional[str] = None  # path of uv on the host
     releases: List[ReleaseInfo] = field(default_factory=list)
     current: Optional[str] = None

@@ -47,6 +47,7 @@ def collect(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     gpus = ask_gpus()
     progress(Progress("facts", finished=True))
     machine = platform.machine()
+    blocked = disk.blocked_by(layout.root)
     facts = HostFacts(
         hostname=socket.gethostname(),
         system=platform.system(),
@@ -69,6 +70,7 @@ def collect(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
         root_disk=disk.probe_disk(layout.root),
         base_disk=disk.probe_disk(Path(venv.path)) if venv and venv.exists else None,
         root_writable=disk.writable(layout.root),
+        root_blocked_by=str(blocked) if blocked else None,
         uv=system.find_uv([f"{venv.path}/bin"] if venv else []),
         **ours,
     )

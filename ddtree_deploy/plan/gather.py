@@ -120,7 +120,8 @@ def save_facts(facts: HostFacts, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(dumps(facts), "utf-8")
     except OSError as error:
-        raise InputError("facts-not-written", error.strerror or str(error), where=str(file)) from error
+        hint = "Name a file in a folder that you may write."
+        raise InputError("facts-not-written", error.strerror or str(error), where=str(file), hint=hint) from error
 
 
 def load_facts(file: Path) -> HostFacts:
@@ -132,14 +133,18 @@ def load_facts(file: Path) -> HostFacts:
         raise InputError("facts-unreadable", error.strerror or str(error), where=str(file), hint=hint) from error
     except ValueError as error:  # JSONDecodeError, UnicodeDecodeError
         raise InputError("facts-not-json", f"not JSON: {error}", where=str(file), hint=hint) from error
-    if isinstance(data, dict) and isinstance(data.get("hosts"), list) and len(data["hosts"]) == 1:
-        data = data["hosts"][0].get("facts")
+    hosts = data.get("hosts") if isinstance(data, dict) else None
+    if isinstance(hosts, list) and len(hosts) == 1 and isinstance(hosts[0], dict):
+        data = hosts[0].get("facts")
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema is not None and schema != FACTS_SCHEMA:
-        raise InputError(
-            "facts-schema", f"facts of schema {schema!r}; this version reads {FACTS_SCHEMA}", where=str(file)
-        )
-    return from_dict(HostFacts, data, str(file))
+        message = f"facts of schema {schema!r}; this version reads {FACTS_SCHEMA}"
+        raise InputError("facts-schema", message, where=str(file), hint=hint)
+    try:
+        return from_dict(HostFacts, data, str(file))
+    except InputError as error:
+        message = f"not the facts of one host: {error.message}"
+        raise InputError("bad-document", message, where=error.where, hint=hint) from error
 
 
 def host_for_facts(facts: HostFacts, inventory: Inventory) -> HostSettings:

@@ -87,7 +87,10 @@ def _root(facts: HostFacts, settings: PlanSettings) -> list[Problem]:
     elif base in root.parents:
         message = f"the root {root} is inside the base venv {base}, which is never modified"
         problems.append(error("root-inside-base", message, "Set `root` to a folder outside of it."))
-    if not facts.root_writable:
+    if facts.root_blocked_by:
+        message = f"the root {root} cannot be a folder: {facts.root_blocked_by} is none"
+        problems.append(error("root-not-a-folder", message, "Move that away, or set another `root`."))
+    elif not facts.root_writable:
         message = f"user {facts.user} cannot write {root}"
         hint = f"Make it writable (install -d -o {facts.user} {root}), connect as another user, or set another `root`."
         problems.append(error("root-not-writable", message, hint))

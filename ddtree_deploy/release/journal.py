@@ -55,7 +55,7 @@ def read_journal(path: Path) -> List[Dict[str, Any]]:
     """All lines, oldest first. A torn line (the writer was killed, the disk was full) is left out."""
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     entries = []
     for line in data.split(b"\n"):

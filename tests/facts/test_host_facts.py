@@ -62,6 +62,17 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
     assert not disk.writable(tmp_path / "a")
 
 
+def test_what_stands_where_a_root_should_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert disk.blocked_by(tmp_path / "a" / "b") is None
+    assert disk.blocked_by(tmp_path / "link" / "b") is None
+    assert disk.blocked_by(tmp_path / "file") == tmp_path / "file"
+    assert disk.blocked_by(tmp_path / "file" / "a" / "b") == tmp_path / "file"
+    assert disk.blocked_by(tmp_path / "dangling") == tmp_path / "dangling"
+
+
 def test_toolkits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new, old, text, none = (tmp_path / name for name in ("cuda-13.0", "cuda-10.2", "cuda-12.8", "cuda-none"))
     for folder in (new, old, text, none):

@@ -45,6 +45,7 @@ def test_the_json_output_of_one_host_will_do(tmp_path: Path) -> None:
         ("{}", "bad-document"),
         ('{"schema": 99}', "facts-schema"),
         ('{"hosts": []}', "bad-document"),
+        ('{"hosts": [1]}', "bad-document"),
         ('{"hosts": [{"host": "a", "error": {}}]}', "bad-document"),
     ],
 )
@@ -55,6 +56,7 @@ def test_bad_facts_name_the_file(tmp_path: Path, text: str, id: str) -> None:
         load_facts(file)
     assert caught.value.id == id
     assert str(file) in str(caught.value.where)
+    assert "facts HOST --save" in str(caught.value.hint)
 
 
 def test_facts_that_are_not_utf8_or_not_there(tmp_path: Path) -> None:
