@@ -8,12 +8,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from ddtree_deploy.facts.model import HostFacts, Venv
-from ddtree_deploy.plan.inputs import PlanInputs, PlanSettings
+from ddtree_deploy.plan.inputs import BUDGET_MAX, BUDGET_MIN, PlanInputs, PlanSettings
 from ddtree_deploy.plan.model import Problem
 from ddtree_deploy.profiles.model import Profile
-
-MAX_BUDGET = 511  # the most that the patched engine accepts: it verifies budget + 1 tokens a request
-
 
 def error(id: str, message: str, hint: str | None = None) -> Problem:
     return Problem("error", id, message, hint)
@@ -138,12 +135,13 @@ def _gpus(facts: HostFacts, settings: PlanSettings, profile: Profile) -> list[Pr
 def _budget(settings: PlanSettings) -> list[Problem]:
     if settings.budget is None or settings.budget == "auto":
         return []
-    hint = f"`budget` counts the draft-tree nodes verified per step, the root not counted: 1 to {MAX_BUDGET}, or auto."
+    limits = f"{BUDGET_MIN} to {BUDGET_MAX}"
+    hint = f"`budget` counts the draft-tree nodes verified per step, the root not counted: {limits}, or auto."
     try:
         budget = int(settings.budget)
     except ValueError:
         return [error("budget-invalid", f"budget {settings.budget!r} is not a number", hint)]
-    if not 1 <= budget <= MAX_BUDGET:
+    if not BUDGET_MIN <= budget <= BUDGET_MAX:
         return [error("budget-out-of-range", f"budget {budget} is out of range", hint)]
     return []
 

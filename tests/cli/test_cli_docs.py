@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ddtree_deploy.cli.app import _COMMANDS
 from ddtree_deploy.errors import ExitCode
-from ddtree_deploy.plan.problems import MAX_BUDGET
+from ddtree_deploy.plan.inputs import BUDGET_MAX
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "cli.md").read_text("utf-8")
@@ -45,4 +45,4 @@ def test_every_command_with_hosts_says_what_its_json_has() -> None:
 
 
 def test_the_budgets_limit_is_the_planners() -> None:
-    assert f"the budget is 1 to {MAX_BUDGET}" in DOCS
+    assert f"the budget is 1 to {BUDGET_MAX}" in DOCS
