@@ -12,6 +12,7 @@ from ddtree_deploy.plan.inputs import BUDGET_MAX, BUDGET_MIN, PlanInputs, PlanSe
 from ddtree_deploy.plan.model import Problem
 from ddtree_deploy.profiles.model import Profile
 
+
 def error(id: str, message: str, hint: str | None = None) -> Problem:
     return Problem("error", id, message, hint)
 
