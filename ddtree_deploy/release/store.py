@@ -111,7 +111,7 @@ def switch_current(layout: Layout, release_id: str) -> None:
 def rollback(root: str, to: Optional[str]) -> Dict[str, Any]:
     """Make the release ``to`` (default: the one active before) current. The target is checked before anything changes.
 
-    Returns {release_id, previous, changed, note}. Raises InputError ``no-such-release``, ``release-incomplete``,
+    Returns {release, previous, changed, note}. Raises InputError ``no-such-release``, ``release-incomplete``,
     ``nothing-to-roll-back``; LockedError.
     """
     layout = Layout(root)
@@ -127,12 +127,12 @@ def rollback(root: str, to: Optional[str]) -> Dict[str, Any]:
             )
         _check_target(layout, target)
         if target == current:
-            return {"release_id": target, "previous": current, "changed": False, "note": lock.note}
+            return {"release": target, "previous": current, "changed": False, "note": lock.note}
         journal = Journal(layout.journal)
         journal.append("activating", release=target, previous=current, by="rollback")
         switch_current(layout, target)
         journal.append("activated", release=target, previous=current, by="rollback")
-        return {"release_id": target, "previous": current, "changed": True, "note": lock.note}
+        return {"release": target, "previous": current, "changed": True, "note": lock.note}
 
 
 def op_list(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:

@@ -80,14 +80,14 @@ def test_list_of_nothing(root: Path) -> None:
 
 
 def test_rollback_goes_back_one_by_one(three: Path) -> None:
-    assert op_rollback({"root": str(three), "to": None}, silent)["release_id"] == "r-2"
-    assert rollback(str(three), None)["release_id"] == "r-1"
+    assert op_rollback({"root": str(three), "to": None}, silent)["release"] == "r-2"
+    assert rollback(str(three), None)["release"] == "r-1"
     with pytest.raises(InputError) as caught:
         rollback(str(three), None)
     assert caught.value.id == "nothing-to-roll-back"
     assert current_release(Layout(three)) == "r-1"
     assert rollback(str(three), "r-3")["previous"] == "r-1"
-    assert rollback(str(three), None)["release_id"] == "r-1"
+    assert rollback(str(three), None)["release"] == "r-1"
 
 
 def test_rollback_to_the_current_one_changes_nothing(three: Path) -> None:
@@ -135,7 +135,7 @@ def test_rollback_without_a_root(root: Path) -> None:
 def test_history_survives_a_kill_between_switch_and_journal(three: Path) -> None:
     add_release(three, "r-4", 4, activate=False)
     switch_current(Layout(three), "r-4")
-    assert rollback(str(three), None)["release_id"] == "r-3"
+    assert rollback(str(three), None)["release"] == "r-3"
 
 
 def test_current_that_is_no_link(root: Path) -> None:
@@ -166,7 +166,7 @@ def test_prune_keeps_newest_current_and_previous(root: Path) -> None:
         "r-5": "among the newest",
         "r-6": "among the newest",
     }
-    assert rollback(str(root), None)["release_id"] == "r-1"
+    assert rollback(str(root), None)["release"] == "r-1"
 
 
 @pytest.mark.parametrize("as_path", [True, False])

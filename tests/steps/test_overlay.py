@@ -268,6 +268,7 @@ def failure(
     assert caught.value.hint
     assert not (root / "current").is_symlink()
     assert not list((root / "releases").iterdir())
+    assert not list((root / "cache").rglob("*.partial"))
     assert venvs.tree_state(base) == before
     return caught.value
 
@@ -358,6 +359,15 @@ def test_index_with_a_password(root: Path, base: Path, wheels: Dict[str, Path], 
     assert texts
     assert not [text for text in [*texts, (root / "journal.jsonl").read_text()] if "secret" in text]
     assert venvs.mentions(release, "secret") == []
+
+
+def test_further_index(
+    root: Path, base: Path, wheels: Dict[str, Path], index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://user:secret@{index}")  # stands for uv's configuration on the host
+    overlay = venvs.overlay_action([("extra", "1.0", [venvs.sha256(wheels["extra"])])], [], {"kind": "index"})
+    release, _ = run(root, base, overlay, indexes=["default", f"http://user:secret@{index}"])
+    assert imported(release, "import extra; print(extra.EXTRA)") == "True"
 
 
 def test_index_that_refuses(root: Path, base: Path, index: str) -> None:

@@ -1,0 +1,113 @@
+"""A base venv that belongs to somebody else, and a small disk: real users and file systems, so root is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Dict, Iterator
+
+import pytest
+import venvs
+
+from ddtree_deploy.agent.protocol import silent
+from ddtree_deploy.errors import StepError
+from ddtree_deploy.release.executor import apply_plan
+
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
+
+RUN = """
+import json, sys
+from ddtree_deploy.agent.protocol import silent
+from ddtree_deploy.release.executor import apply_plan
+print(json.dumps(apply_plan(json.load(open(sys.argv[1])), silent)))
+"""
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter, which pytest's own are not."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("user", ["nobody"])
+def test_an_ordinary_user_clones_the_venv_of_root(open_folder: Path, wheels: Dict[str, Path], user: str) -> None:
+    base = venvs.make_venv(open_folder / "base")
+    venvs.install(base, wheels["engine-1"])
+    (base / venvs.SITE / "locked").mkdir()
+    (base / venvs.SITE / "locked" / "file.txt").write_text(str(base))
+    (base / venvs.SITE / "locked").chmod(0o555)
+    subprocess.run(["chmod", "-R", "go+rX", str(base)], check=True)
+    root = open_folder / "root"
+    root.mkdir()
+    os.chown(root, pwd.getpwnam(user).pw_uid, -1)
+    before = venvs.tree_state(base)
+    plan = venvs.make_plan(
+        root, base, "test-1", [venvs.clone_action(base, "test-1", "d" * 64), venvs.activate_action()]
+    )
+    arguments = open_folder / "params.json"
+    arguments.write_text(json.dumps({"plan": plan}))
+    source = Path(__file__).parent.parent.parent
+    packages = os.pathsep.join([str(open_folder / "code"), *(path for path in sys.path if path.endswith("-packages"))])
+    shutil.copytree(source / "ddtree_deploy", open_folder / "code" / "ddtree_deploy")
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(arguments)],
+        user=user,
+        cwd="/",
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": packages, "HOME": "/nonexistent"},
+        capture_output=True,
+        text=True,
+    )
+    if "No module named 'packaging'" in done.stderr or "Permission denied" in done.stderr:
+        pytest.skip(f"{user} cannot read this Python's packages")
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout)["actions"][0]["result"]["counts"]
+    protected = Path("/proc/sys/fs/protected_hardlinks").read_text().strip() == "1"
+    assert (counts.get("copy", 0) > 0) == protected
+    release = root / "releases" / "test-1"
+    assert venvs.run([release / "bin" / "engine"]).stdout.startswith("engine 1.0")
+    assert (release / venvs.SITE / "locked" / "file.txt").read_text() == str(release)
+    assert venvs.tree_state(base) == before
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], check=False).returncode != 0:
+        pytest.skip("may not mount a tmpfs")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_disk_that_is_full_before(base: Path, small_disk: Path) -> None:
+    (base / "big").write_bytes(b"x" * (4 << 20))
+    action = venvs.clone_action(base, "test-1", "d" * 64)
+    with pytest.raises(StepError, match="are missing") as caught:
+        apply_plan({"plan": venvs.make_plan(small_disk, base, "test-1", [action])}, silent)
+    assert caught.value.id == "no-space"
+    assert caught.value.details["missing_bytes"] > 2 << 20
+    assert list((small_disk / "releases").iterdir()) == []
+
+
+def test_disk_that_gets_full_meanwhile(base: Path, small_disk: Path) -> None:
+    (base / "big").write_bytes(b"x" * (4 << 20))
+    action = venvs.clone_action(base, "test-1", "d" * 64)
+    action.params["method"] = "copy"  # the planner knew, and the space it saw is gone
+    with pytest.raises(StepError, match="no space left") as caught:
+        apply_plan({"plan": venvs.make_plan(small_disk, base, "test-1", [action])}, silent)
+    assert caught.value.id == "no-space"
+    assert list((small_disk / "releases").iterdir()) == []
+    (base / "big").unlink()
+    apply_plan(
+        {"plan": venvs.make_plan(small_disk, base, "test-1", [action, venvs.activate_action()])}, silent
+    )  # a copy on another file system
+    assert venvs.run([small_disk / "current" / "bin" / "engine"]).stdout.startswith("engine 1.0")
