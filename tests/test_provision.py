@@ -182,6 +182,10 @@ def test_unknown_sources_are_refused() -> None:
 
     assert parse_source("donor:gpu2:/opt/venv").host == "gpu2"
     assert parse_source("index:https://index.example/simple").location == "https://index.example/simple"
-    for text in ["", "wheelhouse", "wheelhouse:", "donor:", "ftp:x"]:
-        with pytest.raises(InputError):
+    assert parse_source("index:default").location is None
+    bad = ["", "wheelhouse", "wheelhouse:", "donor:", "ftp:x", "index:/a/folder", "index:simple", "index:ftp://a/b"]
+    for text in [*bad, "index:https://ada:secret@index.example/simple"]:
+        with pytest.raises(InputError) as caught:
             parse_source(text)
+        assert caught.value.id == "bad-source" and caught.value.where == "--source"
+        assert "secret" not in f"{caught.value.message} {caught.value.hint}"

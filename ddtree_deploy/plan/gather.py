@@ -8,11 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from pydantic import ValidationError
+
 from ddtree_deploy.agent.protocol import ProgressSink, silent
 from ddtree_deploy.codec import dumps, from_dict
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.facts.model import HostFacts
 from ddtree_deploy.inventory.load import Inventory
+from ddtree_deploy.inventory.models import SourceOptions
 from ddtree_deploy.inventory.settings import Connection, HostSettings, split_donor
 from ddtree_deploy.patching.model import PatchSet
 from ddtree_deploy.plan.inputs import PlanInputs, PlanSettings, Playbook, Tool, WheelInfo
@@ -190,7 +193,7 @@ def parse_source(text: str) -> Source:
     """``--source``: ``index``, ``index:URL``, ``wheelhouse:FOLDER``, ``donor:PATH`` or ``donor:HOST[:PATH]``."""
     kind, _, place = text.partition(":")
     if kind == "index":
-        return Source(kind="index", location=place or None)
+        return Source(kind="index", location=_index_url(place) if place else None)
     if kind == "wheelhouse" and place:
         return Source(kind="wheelhouse", location=str(Path(place).expanduser().absolute()))
     if kind == "donor" and place:
@@ -202,6 +205,17 @@ def parse_source(text: str) -> Source:
         where="--source",
         hint="index, index:URL, wheelhouse:FOLDER, donor:/PATH or donor:HOST:/PATH",
     )
+
+
+def _index_url(text: str) -> str | None:
+    """Under the inventory's rules: a URL without a password, or a reference to one; ``default`` is uv's own."""
+    try:
+        index = SourceOptions(index=text).index
+    except ValidationError as error:
+        context = error.errors()[0].get("ctx", {})
+        hint = str(context.get("hint") or "") or None
+        raise InputError("bad-source", str(context.get("message", error)), where="--source", hint=hint) from None
+    return None if index == "default" else index
 
 
 def patch_files(patch_set: PatchSet | None) -> list[str]:

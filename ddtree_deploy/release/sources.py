@@ -6,6 +6,7 @@ the next release with the same packages finds it ready. It is built as ``.partia
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -86,8 +87,13 @@ def _staging(params: Dict[str, Any], wanted: List[Wanted], context: StepContext)
         remove_tree(final)
         remove_tree(building)
         context.layout.stagings.mkdir(parents=True, exist_ok=True)
-        _fill(str(building), params, wanted, context)
-        _require_complete(str(building), wanted)
+        try:
+            _fill(str(building), params, wanted, context)
+            _require_complete(str(building), wanted)
+        except BaseException:
+            with contextlib.suppress(OSError):  # what fails here, the next run makes good
+                remove_tree(building)
+            raise
         document = {"packages": {package.name: package.version for package in wanted}, "python": python, "kind": kind}
         replace_file(building / _DONE, json.dumps(document, indent=1, sort_keys=True).encode("utf-8") + b"\n")
         os.rename(building, final)
