@@ -24,7 +24,7 @@ from ddtree_deploy.agent import blobs, operations
 from ddtree_deploy.agent.protocol import HEARTBEAT, Progress, Writer
 from ddtree_deploy.errors import DeployError, ExitCode, StepError
 
-GRACE = 30.0
+GRACE = 60.0  # removing a half-built release of 60,000 files takes a while on a busy disk
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 

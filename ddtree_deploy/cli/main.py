@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
@@ -16,12 +17,14 @@ from ddtree_deploy.cli.arguments import Arguments, globals_first
 from ddtree_deploy.cli.output import Output
 from ddtree_deploy.errors import DeployError, ExitCode, InputError, StepError
 
+_PATIENCE = 2.0  # seconds after Ctrl-C until it is said what is waited for
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: the process's) and return its exit code."""
     arguments = globals_first(sys.argv[1:] if argv is None else argv)
     output = Output(arguments.json, arguments.verbose, arguments.color)
-    restore = _terminate_as_interrupt()
+    restore = _end_in_order(output)
     try:
         return _run(arguments, output)
     except KeyboardInterrupt:
@@ -93,21 +96,29 @@ def _traceback() -> None:
     traceback.print_exc(file=sys.stderr)
 
 
-def _terminate_as_interrupt() -> Any:
-    """SIGTERM and SIGHUP end a run as Ctrl-C does: sessions are closed and the exit code is 130."""
+def _end_in_order(output: Output) -> Any:
+    """SIGTERM and SIGHUP end a run as Ctrl-C does: sessions are closed and the exit code is 130. When the hosts take
+    their time to clean up, the user is told."""
+    text = "interrupted: waiting until the hosts have cleaned up; once more leaves that to the next run"
+    told = threading.Timer(_PATIENCE, lambda: None if output.endless else output.note(text))
+    told.daemon = True
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        if told.ident is None:  # not started yet
+            told.start()
         raise KeyboardInterrupt
 
     before = {}
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         try:
-            if signal.getsignal(number) == signal.SIG_DFL:  # under nohup SIGHUP stays ignored
+            # under nohup SIGHUP stays ignored, and SIGINT in the background of a script
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                 before[number] = signal.signal(number, interrupt)
         except ValueError:  # not in the main thread
             break
 
     def restore() -> None:
+        told.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)
 

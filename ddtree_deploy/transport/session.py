@@ -22,7 +22,7 @@ OnProgress = Callable[[Progress], None]
 
 CHUNK = 1 << 18
 PIPELINED = 32  # blobs under way whose answers have not been read
-CLOSE_TIMEOUT = 10.0  # seconds the agent gets to stop what it is doing
+CLOSE_TIMEOUT = 65.0  # seconds the agent gets to stop what it is doing; it gives itself a little less
 
 
 class LineReader:
