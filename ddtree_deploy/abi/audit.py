@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, List, Optional
 
+from ddtree_deploy.abi.cache import Cache, default_folder
 from ddtree_deploy.abi.context import Context, build_context
 from ddtree_deploy.abi.environment import Environment, load_environment
 from ddtree_deploy.abi.host import HostLimits, limits_from_facts, probe_host
@@ -23,6 +24,7 @@ def audit_environment(
 ) -> Report:
     """Audit a venv, a Python prefix or a site-packages folder; ``host`` None probes the machine we run on.
 
+    ``cache_dir`` None remembers nothing for the next audit.
     Raises InputError ``no-environment`` where nothing of the kind is at ``path``.
     """
     clock = _Clock(progress)
@@ -43,11 +45,14 @@ def audit_loaded(
     with clock.phase("host"):
         limits = host or probe_host()
     with clock.phase("read"):
-        context = build_context(environment, limits)
+        cache = Cache(cache_dir)
+        context = build_context(environment, limits, cache)
     findings: List[Finding] = []
     for name, rule in RULES:
         with clock.phase(name):
             findings += rule(context)
+    with clock.phase("remember"):
+        cache.save()
     return _report(context, findings, clock.seconds)
 
 
@@ -61,7 +66,7 @@ def op_audit(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     host = probe_host(search)
     if params.get("facts"):
         host = limits_from_facts(params["facts"], host)
-    cache = f"{params['root']}/cache/abi" if params.get("root") else None
+    cache = f"{params['root']}/cache/abi" if params.get("root") else default_folder()
     return to_dict(audit_environment(path, host, progress, cache))
 
 

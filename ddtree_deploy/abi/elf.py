@@ -266,11 +266,15 @@ class ElfFile:
             return {}
         wanted: Dict[str, List[str]] = {}
         at = self._offset(self._tags[_DT_VERNEED][0])
+        left = _VERSION_LIMIT
         for _ in range(min(self._tags.get(_DT_VERNEEDNUM, [0])[0], _VERSION_LIMIT)):
             _, count, library, aux, following = struct.unpack("<HHIII", self.read(at, 16))
             names = wanted.setdefault(self._string(library), [])
             entry = at + aux
-            for _ in range(min(count, _VERSION_LIMIT)):
+            left -= count
+            if left < 0:
+                raise ElfError("corrupt", "the table of wanted symbol versions has no end")
+            for _ in range(count):
                 _, flags, _, name, step = struct.unpack("<IHHII", self.read(entry, 16))
                 if not flags & 2:  # VER_FLG_WEAK
                     names.append(self._string(name))

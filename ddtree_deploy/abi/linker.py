@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import posixpath
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Dict, FrozenSet, List, Optional, Set, Tuple
+from typing import Callable, Dict, FrozenSet, List, Optional, Set, Tuple, TypeVar
 
-from ddtree_deploy.abi.elf import ElfError, ElfFile, ElfInfo
+from ddtree_deploy.abi.cache import Cache
+from ddtree_deploy.abi.elf import ElfError, ElfFile, ElfInfo, Section
 from ddtree_deploy.abi.environment import Environment
 from ddtree_deploy.abi.host import HostLimits
-from ddtree_deploy.abi.tree import Entry
+from ddtree_deploy.abi.tree import Entry, entry_of
+
+T = TypeVar("T")
 
 TORCH_LIBRARIES = (
     "libc10.so",
@@ -56,8 +59,9 @@ class Closure:
 class ElfStore:
     """Reads every shared object once. ``problem`` is set where a file cannot be read."""
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: Environment, cache: Cache) -> None:
         self._environment = environment
+        self._cache = cache
         self._info: Dict[str, ElfInfo] = {}
         self._defined: Dict[str, FrozenSet[bytes]] = {}
         self._undefined: Dict[str, List[bytes]] = {}
@@ -73,18 +77,40 @@ class ElfStore:
     def info(self, path: str) -> Optional[ElfInfo]:
         if path not in self._info and path not in self.problems:
             try:
-                with ElfFile(self.real(path)) as elf:
-                    self._info[path] = elf.info()
-                    self._undefined[path] = elf.undefined()
+                found = self.cached(path, "elf", lambda elf: asdict(elf.info()))
+                sections = [Section(**section) for section in found["fatbins"]]
+                self._info[path] = ElfInfo(**{**found, "fatbins": sections})
             except ElfError as error:
                 self.problems[path] = error
             except OSError as error:
                 self.problems[path] = ElfError("unreadable", error.strerror or str(error))
         return self._info.get(path)
 
+    def cached(self, path: str, kind: str, read: Callable[[ElfFile], T], scope: str = "") -> T:
+        """A JSON value read from the file, or remembered from a former audit; raises ElfError and OSError."""
+
+        def fresh() -> T:
+            with ElfFile(self.real(path)) as elf:
+                return read(elf)
+
+        return self._cache.get(self.entry(path), kind, fresh, scope)
+
+    def identity(self, path: str) -> str:
+        """Changes when the file does; also for files of the host."""
+        try:
+            entry = self.entry(path) or entry_of(path)
+        except OSError:
+            return path
+        return f"{entry.device}:{entry.inode}:{entry.size}:{entry.mtime_ns}"
+
     def undefined(self, path: str) -> List[bytes]:
-        self.info(path)
-        return self._undefined.get(path, [])
+        if path not in self._undefined:
+            try:
+                with ElfFile(self.real(path)) as elf:
+                    self._undefined[path] = elf.undefined()
+            except (ElfError, OSError):
+                self._undefined[path] = []
+        return self._undefined[path]
 
     def defined(self, path: str) -> FrozenSet[bytes]:
         if path not in self._defined:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import fnmatch
 import posixpath
 import re
-from typing import Dict, List, Optional, Set, Tuple
+from typing import Dict, List, Set, Tuple
 
+from ddtree_deploy.abi.cache import Cache
 from ddtree_deploy.abi.environment import Environment
 from ddtree_deploy.abi.metadata import Distribution
 from ddtree_deploy.abi.python_source import (
@@ -21,17 +22,21 @@ from ddtree_deploy.abi.python_source import (
 ENGINES = ("sglang", "vllm")
 # Loaded behind a guard that only writes a log line, but nothing runs without them.
 _CORE = ("common_ops", "_moe_C")
+_TESTS = re.compile(r"/tests?/|/testing/|/test_[^/]*$|/conftest\.py$")
 _EXTENSION = re.compile(r"\.(cpython-\d+[a-z]*(-[\w-]+)?|abi3)\.so$")
 
 
 class Usage:
     """Answers from the Python sources of the distributions that own or require a file; parses as little as it can."""
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: Environment, cache: Cache) -> None:
         self._environment = environment
+        self._cache = cache
         self._imports: Dict[str, List[Import]] = {}
         self._quick: Dict[str, List[Import]] = {}
         self._sources: Dict[str, List[str]] = {}
+        self._calls: Dict[str, Set[str]] = {}
+        self._runs_with: Dict[str, Set[str]] = {}  # first source of a package -> sources that its import runs
         self._levels: Dict[str, str] = {}
         self._needed: Dict[str, bool] = {}
         self.engine = next((dist for dist in environment.distributions if dist.name in ENGINES), None)
@@ -47,7 +52,7 @@ class Usage:
         dist = self._environment.owner(path)
         stem = posixpath.basename(path).split(".")[0]
         for source in self.sources(dist) if dist else self._neighbours(path):
-            if stem in (self._environment.text(source) or "") and any(
+            if stem in (self._text(source)) and any(
                 item.module.split(".")[-1] == stem or stem in item.names for item in self.imports(source)
             ):
                 return True
@@ -57,7 +62,7 @@ class Usage:
         """Whether the Python code of the file's distribution contains ``text``."""
         dist = self._environment.owner(path)
         sources = self.sources(dist) if dist else self._neighbours(path)
-        return any(text in (self._environment.text(source) or "") for source in sources)
+        return any(text in (self._text(source)) for source in sources)
 
     def imports(self, path: str) -> List[Import]:
         """Every import statement of a Python file; empty where it cannot be parsed."""
@@ -69,9 +74,15 @@ class Usage:
     def quick(self, path: str) -> List[Import]:
         """As ``imports``, of those that always run, by a fast scan: good for following them, confirm by ``imports``."""
         if path not in self._quick:
-            text = self._environment.text(path) or ""
-            self._quick[path] = list(quick_imports(text, self.module_name(path), path.endswith("/__init__.py")))
+            name = self.module_name(path)  # the file of another place is another module
+            entry = self._environment.tree.find(path)
+            rows = self._cache.get(entry, "imports", lambda: self._scan(path, name), name)
+            self._quick[path] = [Import(module, tuple(names), True, line) for module, names, line in rows]
         return self._quick[path]
+
+    def _scan(self, path: str, name: str) -> List[Tuple[str, List[str], int]]:
+        found = quick_imports(self._text(path), name, path.endswith("/__init__.py"))
+        return [(item.module, list(item.names), item.line) for item in found]
 
     def module_name(self, path: str) -> str:
         """Dotted name of a Python file or extension module below an import root."""
@@ -92,7 +103,10 @@ class Usage:
                 paths = [path for path in self._environment.tree.files if path.startswith(start)]
             else:
                 paths = [path for path in record if self._environment.tree.find(path)]
-            self._sources[dist.folder] = sorted(path for path in paths if path.endswith(".py"))
+            below = len(dist.site)
+            self._sources[dist.folder] = sorted(
+                path for path in paths if path.endswith(".py") and not _TESTS.search(path[below:])
+            )
         return self._sources[dist.folder]
 
     def needed(self, dist: Distribution) -> bool:
@@ -132,18 +146,31 @@ class Usage:
         if not sources:
             return "import" if extension else "plugin"
         stem = posixpath.basename(path).split(".")[0]
-        certain, found = self._references(stem, sources)
-        if stem in _CORE and found:
+        word = re.compile(rf"(?<![A-Za-z0-9_]){re.escape(stem)}(?![A-Za-z0-9_])")
+        naming = [source for source in sources if word.search(self._text(source))]
+        certain = [source for source in naming if _names(self.quick(source), stem)]
+        found = bool(certain)
+        if not self._some_reached(certain, sources):  # nothing at the margin: look into if, try and functions
+            certain, found = self._references(stem, naming, sources)
+        if found and stem in _CORE:
             return "import"
-        if certain:
-            reached = self._reached(sources)
-            if any(source in reached or not self._imported_in(source, sources) for source in certain):
-                return "import"
+        if self._some_reached(certain, sources):
+            return "import"
         if found:
             return "lazy"
         if self._picked_at_run_time(path, stem, sources):
             return "lazy" if extension else "plugin"
         return "import" if extension and self._fits_python(path) else "plugin"
+
+    def _text(self, source: str) -> str:
+        return self._environment.text(source) or ""
+
+    def _some_reached(self, certain: List[str], sources: List[str]) -> bool:
+        """Whether one of the sources runs when its package is imported, or is a module of its own for users."""
+        reached = self._reached(sources) if certain else set()
+        return any(source in reached for source in certain) or any(
+            not self._imported_in(source, sources) for source in certain
+        )
 
     def _fits_python(self, path: str) -> bool:
         match = re.search(r"\.cpython-(\d)(\d+)", path)
@@ -154,7 +181,7 @@ class Usage:
         name = posixpath.basename(path)
         start = stem.rstrip("0123456789")
         for source in sources:
-            text = self._environment.text(source) or ""
+            text = self._text(source)
             if start != stem and re.search(rf"{re.escape(start)}(?![A-Za-z0-9_])", text):
                 return True
             patterns = re.findall(r"['\"/]([\w.]*\*[\w.*]*)['\"]", text) if ".so" in text else []
@@ -162,53 +189,56 @@ class Usage:
                 return True
         return False
 
-    def _references(self, stem: str, sources: List[str]) -> Tuple[List[str], List[str]]:
-        """(sources that load the module ``stem`` for certain when imported, all sources that name it)."""
-        word = re.compile(rf"(?<![A-Za-z0-9_]){re.escape(stem)}(?![A-Za-z0-9_])")
-        certain, found = [], []
-        for source in sources:
-            text = self._environment.text(source) or ""
-            if not word.search(text):
-                continue
-            imports = [i for i in self.imports(source) if i.module.split(".")[-1] == stem or stem in i.names]
-            functions = [] if imports else list(string_uses(text, stem))
-            if imports or functions:
-                found.append(source)
-            if any(item.likely for item in imports) or any(self._runs(name, sources) for name in functions):
+    def _references(self, stem: str, naming: List[str], sources: List[str]) -> Tuple[List[str], bool]:
+        """(sources that load the module ``stem`` for certain when they run, whether any names it at all)."""
+        certain = []
+        found = False
+        for source in naming:
+            mentions = [item for item in self.imports(source) if _names([item], stem)]
+            found = found or bool(mentions)
+            if any(item.likely for item in mentions):
+                certain.append(source)
+        if found:
+            return certain, True
+        for source in naming:
+            functions = list(string_uses(self._text(source), stem))
+            found = found or bool(functions)
+            if any(function is None or self._runs(function, sources) for function in functions):
                 certain.append(source)
         return certain, found
 
-    def _runs(self, function: Optional[str], sources: List[str]) -> bool:
-        """Whether a string in ``function`` is used at import: at the top level, or in a function called there."""
-        if function is None:
-            return True
-        texts = (self._environment.text(source) or "" for source in sources)
-        return any(function in calls_at_import(text) for text in texts if function + "(" in text)
+    def _runs(self, function: str, sources: List[str]) -> bool:
+        """Whether the top level of a source calls ``function``."""
+        for source in sources:
+            if function + "(" not in self._text(source):
+                continue
+            if source not in self._calls:
+                self._calls[source] = calls_at_import(self._text(source))
+            if function in self._calls[source]:
+                return True
+        return False
 
     def _reached(self, sources: List[str]) -> Set[str]:
         """Sources that importing the top packages runs."""
-        by_module = {self.module_name(source): source for source in sources}
-        queue = [source for name, source in by_module.items() if "." not in name]
-        reached: Set[str] = set()
-        while queue:
-            source = queue.pop()
-            if source in reached:
-                continue
-            reached.add(source)
-            for item in self.imports(source):
-                if item.likely:
-                    queue += [by_module[name] for name in candidates(item) if name in by_module]
-        return reached
+        key = sources[0]
+        if key not in self._runs_with:
+            by_module = {self.module_name(source): source for source in sources}
+            queue = [source for name, source in by_module.items() if "." not in name]
+            reached: Set[str] = set()
+            while queue:
+                source = queue.pop()
+                if source not in reached:
+                    reached.add(source)
+                    wanted = (name for item in self.quick(source) for name in candidates(item))
+                    queue += [by_module[name] for name in wanted if name in by_module]
+            self._runs_with[key] = reached
+        return self._runs_with[key]
 
     def _imported_in(self, source: str, sources: List[str]) -> bool:
-        name = self.module_name(source)
-        leaf = name.split(".")[-1]
-        for other in sources:
-            if other == source or leaf not in (self._environment.text(other) or ""):
-                continue
-            if any(name in candidates(item) for item in self.imports(other)):
-                return True
-        return False
+        """Whether another source of the package imports this one, anywhere in its text."""
+        leaf = re.escape(self.module_name(source).split(".")[-1])
+        line = re.compile(rf"^\s*(?:from|import)\s[^\n]*(?<![A-Za-z0-9_]){leaf}(?![A-Za-z0-9_])", re.MULTILINE)
+        return any(other != source and line.search(self._text(other)) for other in sources)
 
     def _neighbours(self, path: str) -> List[str]:
         """Python files of the same top folder, for files that no RECORD claims."""
@@ -238,8 +268,12 @@ class Usage:
         names = "|".join(re.escape(module) for module in modules)
         line = re.compile(rf"^(?:import|from)\s+(?:{names})(?![A-Za-z0-9_])", re.MULTILINE)
         for source in self.sources(user):
-            if "/test" in source[len(user.site) :] or not line.search(self._environment.text(source) or ""):
+            if not line.search(self._text(source)):
                 continue
             if any(item.always and item.module.split(".")[0] in modules for item in self.imports(source)):
                 return True
         return False
+
+
+def _names(imports: List[Import], stem: str) -> bool:
+    return any(item.module.split(".")[-1] == stem or stem in item.names for item in imports)

@@ -123,12 +123,11 @@ def _builtins(context: Context, path: str) -> List[Finding]:
 def _wanted_builtins(context: Context, path: str) -> Optional[str]:
     """The name in the library's own strings, else by its package's version (12.8.93 -> 12.8)."""
     try:
-        with ElfFile(context.store.real(path)) as elf:
-            found = elf.find(_BUILTINS)
+        found = context.store.cached(path, "nvrtc-builtins", lambda elf: (elf.find(_BUILTINS) or b"").decode("ascii"))
     except (ElfError, OSError):
-        found = None
+        found = ""
     if found:
-        return found.decode("ascii")
+        return found
     dist = context.environment.owner(path)
     match = re.match(r"(\d+\.\d+)", dist.version) if dist and "nvrtc" in dist.name else None
     return f"libnvrtc-builtins.so.{match.group(1)}" if match else None

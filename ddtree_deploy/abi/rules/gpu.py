@@ -6,7 +6,7 @@ import re
 from typing import Dict, List, Optional, Set, Tuple
 
 from ddtree_deploy.abi.context import Context
-from ddtree_deploy.abi.cuda import DRIVER_LIBRARIES, Arch, fatbin_architectures, tag_for_cuda, tag_major
+from ddtree_deploy.abi.cuda import DRIVER_LIBRARIES, Arch, fatbin_architectures, parse_arch, tag_for_cuda, tag_major
 from ddtree_deploy.abi.elf import ElfError, ElfFile
 from ddtree_deploy.abi.host import version_key
 from ddtree_deploy.abi.model import Finding
@@ -130,10 +130,10 @@ def _architectures(context: Context) -> List[Finding]:
         if info is None or sum(section.size for section in info.fatbins) < _SMALL:
             continue
         try:
-            with ElfFile(context.store.real(path)) as elf:
-                found = fatbin_architectures(elf, info.fatbins)
+            names = context.store.cached(path, "architectures", _read_architectures)
         except (ElfError, OSError):
             continue
+        found = [parse_arch(name) for name in names]
         if found:
             by_package.setdefault(context.environment.package(path), {})[path] = found
     findings = []
@@ -141,6 +141,10 @@ def _architectures(context: Context) -> List[Finding]:
         for package, files in sorted(by_package.items()):
             findings += _coverage(context, package, files, capability)
     return findings
+
+
+def _read_architectures(elf: ElfFile) -> List[str]:
+    return [str(arch) for arch in fatbin_architectures(elf, elf.info().fatbins)]
 
 
 def _coverage(

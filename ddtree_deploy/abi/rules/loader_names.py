@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import List
+from typing import List, Tuple
 
 from ddtree_deploy.abi.context import Context
 from ddtree_deploy.abi.cuda import soname_cuda_major, tag_major
@@ -12,7 +11,6 @@ from ddtree_deploy.abi.loaders import LOADER_FILE, Literal, literals
 from ddtree_deploy.abi.metadata import Distribution
 from ddtree_deploy.abi.model import Finding
 
-_TESTS = re.compile(r"/tests?/|/test_")
 _LARGEST = 400_000  # bytes; a larger source is generated code
 
 
@@ -26,19 +24,24 @@ def check(context: Context) -> List[Finding]:
             continue
         for path in context.usage.sources(dist):
             entry = context.store.entry(path)
-            if _TESTS.search(path[len(dist.site) :]):
-                continue
             if entry is None or entry.size > _LARGEST or not LOADER_FILE.search(path):
                 continue
-            if ".so." not in (text := context.environment.text(path) or ""):
-                continue
-            found = literals(text)
+            found = _literals(context, path)
             wrong = [item for item in found if soname_cuda_major(item.name) not in (None, ours)]
             right = {item.name.split(".so")[0] for item in found if soname_cuda_major(item.name) == ours}
             wrong = [item for item in wrong if item.name.split(".so")[0] not in right]
             if wrong:
                 findings.append(_finding(context, dist, path, wrong))
     return findings
+
+
+def _literals(context: Context, path: str) -> List[Literal]:
+    def read() -> List[Tuple[str, int, bool, bool]]:
+        text = context.environment.text(path) or ""
+        found = literals(text) if ".so." in text else []
+        return [(item.name, item.line, item.certain, item.checked) for item in found]
+
+    return [Literal(*row) for row in context.cache.get(context.store.entry(path), "library-names", read)]
 
 
 def _touches_cuda(dist: Distribution) -> bool:

@@ -12,7 +12,7 @@ from typing import Dict, List
 from packaging.version import InvalidVersion, Version
 
 from ddtree_deploy.abi.context import Context
-from ddtree_deploy.abi.elf import ElfError, ElfFile
+from ddtree_deploy.abi.elf import ElfError
 from ddtree_deploy.abi.model import Finding
 from ddtree_deploy.abi.rules import severity
 
@@ -52,8 +52,7 @@ def check(context: Context) -> List[Finding]:
 
 def _for_numpy_1(context: Context, path: str) -> bool:
     try:
-        with ElfFile(context.store.real(path)) as elf:
-            return elf.find(_OLD) is not None and elf.find(_NEW) is None
+        return context.store.cached(path, "numpy-1", lambda elf: elf.find(_OLD) is not None and elf.find(_NEW) is None)
     except (ElfError, OSError):
         return False
 

@@ -12,5 +12,11 @@ _RANK = {"import": 2, "lazy": 1, "plugin": 0}
 
 def of_files(context: Context, paths: Iterable[str]) -> str:
     """error | warning | note, by the most certain use among the files."""
-    levels = [context.usage.level(path) for path in paths] or ["plugin"]
-    return _SEVERITY[max(levels, key=lambda level: _RANK[level])]
+    worst = "plugin"
+    for path in paths:
+        level = context.usage.level(path)
+        if _RANK[level] > _RANK[worst]:
+            worst = level
+        if worst == "import":
+            break  # reading sources takes time, and it cannot get worse
+    return _SEVERITY[worst]
