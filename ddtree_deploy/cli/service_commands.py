@@ -83,7 +83,7 @@ def launch(
         }
 
     work = call_op("service.launch", params, lambda result: 0)
-    run_on_hosts(app, "launch", app.hosts(hosts), work, _draw_services)
+    run_on_hosts(app, "launch", app.hosts(hosts), work, _draw_launched)
 
 
 def status(
@@ -204,6 +204,12 @@ def _draw_services(console: Console, result: HostResult) -> None:
     from ddtree_deploy.serve.report import render
 
     render(console, result.value["services"], host=result.host)
+
+
+def _draw_launched(console: Console, result: HostResult) -> None:
+    _draw_services(console, result)
+    if not result.value["changed"]:
+        console.print(f"{result.host}: nothing to do, they run as asked")
 
 
 def _draw_lines(console: Console, result: HostResult) -> None:
