@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import deque
 from pathlib import Path
-from typing import Deque, Dict, FrozenSet, List, Optional, Set, Tuple
+from typing import Deque, Dict, List, Optional, Set, Tuple
 
+from ddtree_deploy.abi import stdlib_names
 from ddtree_deploy.abi.context import Context
 from ddtree_deploy.abi.model import Finding
 
@@ -41,7 +41,7 @@ def check(context: Context) -> List[Finding]:
             continue
         for item in context.usage.imports(path):
             top = item.module.split(".")[0]
-            if item.always and top not in present:
+            if item.always and top not in present and not top.startswith("_"):
                 absent.setdefault(top, (path, item.line))
     return [_finding(context, name, *place) for name, place in sorted(absent.items())]
 
@@ -72,7 +72,7 @@ def _with_parents(module: str) -> List[str]:
 def _importable(context: Context) -> Set[str]:
     """Top-level names that can be imported: of every import root and of the standard library."""
     environment = context.environment
-    names: Set[str] = set(_standard_library(environment.stdlib))
+    names: Set[str] = _standard_library(environment.stdlib)
     for path in environment.tree.files:
         root = next((root for root in environment.import_roots if path.startswith(root + "/")), None)
         if root is None:
@@ -95,12 +95,8 @@ def _names_in(folder: str) -> Set[str]:
         return set()
 
 
-def _standard_library(folder: Optional[str]) -> FrozenSet[str]:
-    names = set(sys.builtin_module_names) | _names_in(folder or "") | _names_in(f"{folder}/lib-dynload")
-    known = getattr(sys, "stdlib_module_names", None)  # of the Python that audits, 3.10 and later
-    if known:
-        names |= set(known)
-    return frozenset(names | {"__future__", "distutils", "imp", "asyncore", "asynchat", "smtpd", "tomllib"})
+def _standard_library(folder: Optional[str]) -> Set[str]:
+    return set(stdlib_names.NAMES) | _names_in(folder or "") | _names_in(f"{folder}/lib-dynload")
 
 
 def _finding(context: Context, name: str, path: str, line: int) -> Finding:
