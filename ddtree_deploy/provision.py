@@ -8,6 +8,7 @@ from typing import Any
 
 from ddtree_deploy.agent.protocol import ProgressSink, silent
 from ddtree_deploy.codec import to_dict
+from ddtree_deploy.donor_transfer import bring_packages, packages_to_bring
 from ddtree_deploy.errors import DeployError, ExitCode, InputError, StepError
 from ddtree_deploy.facts.model import HostFacts
 from ddtree_deploy.fleet import HostResult, worst
@@ -90,15 +91,30 @@ def provision_host(
         if not plan.pending:
             return HostResult(name, 0, {**data, "changed": False}, plan)
         try:
-            result = _apply(prepared, session, plan, sink)
+            result = _apply(prepared, session, plan, connect, inventory, sink)
         except DeployError as error:
             return HostResult(name, int(error.exit_code), data, error=error)
     return HostResult(name, 0, {**data, "changed": bool(result.get("changed", True)), "result": result}, plan)
 
 
-def _apply(prepared: Prepared, session: Session, plan: Plan, sink: ProgressSink) -> dict[str, Any]:
+def _apply(
+    prepared: Prepared,
+    session: Session,
+    plan: Plan,
+    connect: Connector,
+    inventory: Inventory | None,
+    sink: ProgressSink,
+) -> dict[str, Any]:
     blobs = session.put_blobs(find_blobs(prepared, plan), plan.root, sink)
     params = {"plan": to_dict(plan), "blobs": blobs, "indexes": prepared.index_urls()}
+    wanted = packages_to_bring(plan)
+    asked = donor_params(prepared, inventory) if wanted else None
+    if asked is not None:
+        host, about = asked
+        with connect(host) as other:
+            brought = bring_packages(about["base"], wanted, other, session, plan.root, sink)
+        params["blobs"] = {**blobs, **brought.blobs}
+        params["donor"] = brought.to_params()
     return session.call("plan.apply", params, sink)
 
 

@@ -70,7 +70,7 @@ def place_distributions(
     """
     done = Placed()
     available = find_distributions(source, source_site)
-    taken = [_pick(available, name, version, source) for name, version in sorted(wanted.items())]
+    taken = [pick(available, name, version, source) for name, version in sorted(wanted.items())]
     kept = owners(find_distributions(tree, site), frozenset(wanted))
     placer = _Placer(tree, choose_method(os.path.join(source, "pyvenv.cfg"), tree), kept)
     moved = placer.moved
@@ -142,7 +142,8 @@ def _to_look_at(moved: Cloned, site: str) -> Cloned:
     return replace(moved, files=files)
 
 
-def _pick(available: Dict[str, List[Distribution]], name: str, version: str, source: str) -> Distribution:
+def pick(available: Dict[str, List[Distribution]], name: str, version: str, source: str) -> Distribution:
+    """The distribution ``name`` of ``version`` in ``source``; raises StepError ``source-lacks``."""
     candidates = available.get(name, [])
     for candidate in candidates:
         if same_public(candidate.version, version):

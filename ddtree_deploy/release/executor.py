@@ -29,7 +29,8 @@ from ddtree_deploy.steps.context import StepContext
 
 
 def apply_plan(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
-    """Op ``plan.apply``. ``params``: ``plan`` (a Plan), ``blobs`` {sha256: path on this host}, ``indexes`` [URL].
+    """Op ``plan.apply``. ``params``: ``plan`` (a Plan), ``blobs`` {sha256: path on this host}, ``indexes`` [URL],
+    ``donor`` {site, paths, packages {name: sha256}} where a donor's packages were brought from another host.
 
     Returns {release_id, changed, previous, current, actions: [{id, step, seconds, result}],
     notes: [{severity, id, message}]}.
@@ -47,6 +48,7 @@ def apply_plan(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]
         journal = Journal(layout.journal)
         context = StepContext(layout, plan, progress, journal, dict(params.get("blobs") or {}))
         context.indexes = [str(index) for index in params.get("indexes") or []]
+        context.donor = dict(params.get("donor") or {})
         if lock.note:
             context.note("note", "lock-taken-over", lock.note)
         _note_interruption(context)

@@ -21,7 +21,8 @@ from ddtree_deploy.agent.protocol import Progress
 from ddtree_deploy.errors import InputError, StepError
 from ddtree_deploy.release.distributions import find_distributions, find_site
 from ddtree_deploy.release.donor import same_public
-from ddtree_deploy.release.files import remove_tree, replace_file, sync_folder
+from ddtree_deploy.release.files import make_folders, remove_file, remove_tree, replace_file, sync_folder
+from ddtree_deploy.release.packing import unpack
 from ddtree_deploy.release.uv import Uv, executable, link_mode
 from ddtree_deploy.steps.context import StepContext
 
@@ -40,19 +41,21 @@ class Wanted:
 
 @dataclass(frozen=True)
 class SourceVenv:
-    """``digest`` of a staging venv, None for a donor. ``aliases``: paths under which it was known when it was made."""
+    """``digest`` of a staging venv, None for a donor. ``aliases``: paths under which it was known when it was made.
+    ``fresh``: made by uv from wheels, for us alone."""
 
     path: str
     site: str
     digest: Optional[str] = None
     aliases: List[str] = field(default_factory=list)
+    fresh: bool = False
 
 
 def prepare(params: Dict[str, Any], wanted: List[Wanted], context: StepContext) -> SourceVenv:
     """The venv to take ``wanted`` from, per the overlay action's ``params`` (source, wheels, uv)."""
     source = params["source"]
     if source["kind"] == "donor":
-        return _donor(source)
+        return _remote_donor(source, wanted, context) if source.get("host") else _donor(source)
     return _staging(params, wanted, context)
 
 
@@ -65,16 +68,43 @@ def staging_digest(kind: str, python: str, wanted: List[Wanted]) -> str:
 
 def _donor(source: Dict[str, Any]) -> SourceVenv:
     path = str(source["location"])
-    if source.get("host"):
-        raise InputError(
-            "donor-on-other-host",
-            f"the donor {source['host']}:{path} is on another host, and its packages were not brought here",
-            hint="use a donor on the host itself, an index or a wheelhouse",
-        )
     if not os.path.isfile(os.path.join(path, "pyvenv.cfg")):
         raise InputError("donor-missing", f"the donor {path} is not a venv: it has no pyvenv.cfg", where=path)
     real = os.path.realpath(path)
     return SourceVenv(real, find_site(real, "donor-missing"), aliases=[path])
+
+
+def _remote_donor(source: Dict[str, Any], wanted: List[Wanted], context: StepContext) -> SourceVenv:
+    """A folder that stands for the donor, unpacked from the tars that the controller brought (see ``packing``)."""
+    paths = [str(path) for path in context.donor.get("paths") or []]
+    place = f"{source['host']}:{paths[0] if paths else source['location']}"
+    packs: Dict[str, str] = context.donor.get("packages") or {}
+    lacking = sorted(package.name for package in wanted if package.name not in packs)
+    if lacking:
+        raise StepError(
+            "donor-not-brought",
+            f"the packages of the donor {place} were not brought here: {', '.join(lacking[:5])}",
+            hint="provision again, or use a donor on the host itself, an index or a wheelhouse",
+        )
+    site = str(context.donor["site"])
+    names = sorted((package.name, package.version, packs[package.name]) for package in wanted)
+    digest = hashlib.sha256(json.dumps([1, "donor", site, names]).encode("ascii")).hexdigest()
+    final, building = context.layout.staging(digest), context.layout.stagings / f"{digest}.partial"
+    if not (final / _DONE).is_file():
+        remove_tree(final)
+        remove_tree(building)
+        make_folders(building / site)
+        replace_file(building / "pyvenv.cfg", f"home = {place}\n".encode("utf-8", "surrogateescape"))
+        for number, (name, _, sha256) in enumerate(names):
+            context.progress(Progress("unpack", name, done_files=number, total_files=len(names)))
+            unpack(blob(context, sha256, name), str(building))
+        replace_file(building / _DONE, json.dumps({"packages": names, "donor": place}).encode("ascii") + b"\n")
+        os.rename(building, final)
+        sync_folder(context.layout.stagings)
+    for _, _, sha256 in names:  # unpacked, so they would only take space
+        context.blobs.pop(sha256, None)
+        remove_file(context.layout.blob(sha256))
+    return SourceVenv(str(final), site, digest, paths)
 
 
 def _staging(params: Dict[str, Any], wanted: List[Wanted], context: StepContext) -> SourceVenv:
@@ -98,7 +128,7 @@ def _staging(params: Dict[str, Any], wanted: List[Wanted], context: StepContext)
         replace_file(building / _DONE, json.dumps(document, indent=1, sort_keys=True).encode("utf-8") + b"\n")
         os.rename(building, final)
         sync_folder(context.layout.stagings)
-    return SourceVenv(str(final), find_site(str(final)), digest, [str(building)])
+    return SourceVenv(str(final), find_site(str(final)), digest, [str(building)], fresh=True)
 
 
 def _fill(building: str, params: Dict[str, Any], wanted: List[Wanted], context: StepContext) -> None:

@@ -15,7 +15,8 @@ from ddtree_deploy.release.layout import Layout
 @dataclass
 class StepContext:
     """One per run. ``blobs``: sha256 -> path on this host. ``indexes``: package index URLs, which may hold
-    secrets. ``results``: what ``apply`` returned, by step; ``notes``: {severity, id, message} of all steps, shown to
+    secrets. ``donor``: {site, paths, packages {name: sha256 of its tar}} of a donor on another host,
+    brought here as blobs. ``results``: what ``apply`` returned, by step; ``notes``: {severity, id, message} of all steps, shown to
     the user and kept in the release's record."""
 
     layout: Layout
@@ -24,6 +25,7 @@ class StepContext:
     journal: Journal
     blobs: Dict[str, str] = field(default_factory=dict)
     indexes: List[str] = field(default_factory=list)
+    donor: Dict[str, Any] = field(default_factory=dict)
     results: Dict[str, Dict[str, Any]] = field(default_factory=dict)
     notes: List[Dict[str, Any]] = field(default_factory=list)
 

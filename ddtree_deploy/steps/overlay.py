@@ -56,7 +56,11 @@ def plan(inputs: PlanInputs, draft: PlanDraft) -> List[Action]:
             step="overlay",
             summary=_summary(len(from_source), len(leaving), len(profile.extra_files), source.kind),
             params={
-                "source": {"kind": source.kind, "location": _without_secrets(source.location), "host": source.host},
+                "source": {
+                    "kind": source.kind,
+                    "location": _without_secrets(source.location),
+                    "host": source.host if source.host != inputs.settings.host else None,
+                },
                 "site_packages": draft.site_packages,
                 "install": [
                     {"name": package.name, "version": package.version, "hashes": list(package.hashes)}
@@ -103,7 +107,7 @@ def apply(action: Action, context: StepContext) -> Dict[str, Any]:
                 final,
                 context.progress,
                 also_known_as=source.aliases,
-                fresh=source.digest is not None,
+                fresh=source.fresh,
             )
             context.notes += placed.notes
             result.update(
