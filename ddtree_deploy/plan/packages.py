@@ -44,6 +44,14 @@ def installed_tag(package: Package) -> str | None:
     return package.abi_tag or (local if local and (local == "cpu" or bound.cuda_major(local)) else None)
 
 
+def same_tag(left: str | None, right: str | None) -> bool:
+    """Equal ABI tags, or one of them unknown. Of some packages only the CUDA major is known (``cu13``): it decides."""
+    if left is None or right is None:
+        return True
+    short, long = sorted((left, right), key=len)
+    return short == long or (re.fullmatch(r"cu\d{2}", short) is not None and long.startswith(short))
+
+
 def same_version(installed: str, wanted: str) -> bool:
     """Equal versions. Where one has no local part, the other's may be a CUDA build's (``+cu130``), which an index may
     leave out and ABI tags tell; any other (``+git1a2b3c``) is somebody's own build."""
@@ -100,7 +108,7 @@ class _Differ:
 
     def _same_build(self, installed: Package, wanted: LockedPackage) -> bool:
         old, new = installed_tag(installed), self._wanted_tag(wanted)
-        return same_version(installed.version, wanted.version) and (old is None or new is None or old == new)
+        return same_version(installed.version, wanted.version) and same_tag(old, new)
 
     def _wanted_tag(self, wanted: LockedPackage) -> str | None:
         if wanted.abi_tag is None and wanted.name == bound.TORCH and bound.cuda_major(self.profile.abi_tag):

@@ -12,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 from ddtree_deploy.facts.model import HostFacts, Venv
 from ddtree_deploy.plan.inputs import PlanInputs, WheelInfo
 from ddtree_deploy.plan.model import PackageChange, Problem
-from ddtree_deploy.plan.packages import installed_tag, same_version
+from ddtree_deploy.plan.packages import installed_tag, same_tag, same_version
 from ddtree_deploy.plan.problems import error, usable_base
 from ddtree_deploy.profiles.model import LockedPackage
 
@@ -145,7 +145,7 @@ def _donor_packages(place: str, venv: Venv, needed: Sequence[LockedPackage]) -> 
             lacking.append(f"{package.name} {package.version}")
         elif not same_version(found.version, package.version):
             lacking.append(f"{package.name} {package.version} (it has {found.version})")
-        elif package.abi_tag and (tag := installed_tag(found)) and tag != package.abi_tag:
+        elif not same_tag(tag := installed_tag(found), package.abi_tag):
             lacking.append(f"{package.name} built for {package.abi_tag} (it has {tag})")
         elif found.editable:
             editable.append(f"{package.name} ({found.editable})")

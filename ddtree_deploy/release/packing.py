@@ -73,7 +73,7 @@ def op_read(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
 
 
 def unpack(tar: str, folder: str) -> None:
-    """Unpack a tar of ours below ``folder``: files and symlinks, nothing outside. Raises StepError ``bad-donor-tar``."""
+    """Unpack a tar of ours below ``folder``: files and symlinks, none outside. Raises StepError ``bad-donor-tar``."""
     try:
         with tarfile.open(tar, "r:", encoding="utf-8", errors="surrogateescape") as archive:
             for member in archive:

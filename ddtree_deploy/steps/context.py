@@ -14,10 +14,13 @@ from ddtree_deploy.release.layout import Layout
 
 @dataclass
 class StepContext:
-    """One per run. ``blobs``: sha256 -> path on this host. ``indexes``: package index URLs, which may hold
-    secrets. ``donor``: {site, paths, packages {name: sha256 of its tar}} of a donor on another host,
-    brought here as blobs. ``results``: what ``apply`` returned, by step; ``notes``: {severity, id, message} of all steps, shown to
-    the user and kept in the release's record."""
+    """One per run.
+
+    ``blobs``: sha256 -> path on this host. ``indexes``: package index URLs, which may hold secrets. ``donor``: {site,
+    paths, packages {name: sha256 of its tar}} of a donor on another host, brought here as blobs. ``results``: what
+    ``apply`` returned, by step; ``notes``: {severity, id, message} of all steps, shown to the user and kept in the
+    release's record.
+    """
 
     layout: Layout
     plan: Plan

@@ -11,6 +11,7 @@ from planning import HERE, inputs_of, with_release
 from ddtree_deploy.codec import dumps, from_dict
 from ddtree_deploy.plan.build import build_plan
 from ddtree_deploy.plan.model import Plan
+from ddtree_deploy.plan.packages import same_tag
 
 CASES = [
     pytest.param(case, id=f"{file.stem}: {case['name']}")
@@ -59,3 +60,19 @@ def test_again_there_is_nothing_to_do(case: dict[str, Any]) -> None:
 def test_a_plan_survives_json(case: dict[str, Any]) -> None:
     plan = build_plan(inputs_of(case.get("with")))
     assert from_dict(Plan, json.loads(dumps(plan))) == plan
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "same"),
+    [
+        ("cu130", "cu130", True),
+        ("cu13", "cu130", True),  # the facts know the CUDA major only
+        ("cu130", "cu13", True),
+        (None, "cu130", True),
+        ("cu12", "cu130", False),
+        ("cu128", "cu130", False),
+        ("cpu", "cu130", False),
+    ],
+)
+def test_abi_tags_that_are_the_same(left: str | None, right: str, same: bool) -> None:
+    assert same_tag(left, right) == same
