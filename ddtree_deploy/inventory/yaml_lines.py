@@ -60,7 +60,10 @@ def read_text(path: Path, what: str) -> str:
             data = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
         parent = path.absolute().parent
-        hint = None if parent.is_dir() else f"its folder {parent} does not exist either"
+        near = sorted(found.name for found in parent.glob("*.y*ml"))[:5] if parent.is_dir() else []
+        hint = f"there are: {', '.join(near)}" if near else "check the path"
+        if not parent.is_dir():
+            hint = f"its folder {parent} does not exist either"
         raise InputError("file-missing", f"the {what} does not exist", where=str(path), hint=hint) from None
     except IsADirectoryError:
         names = sorted(found.name for found in path.glob("*.y*ml"))[:5]
@@ -107,7 +110,7 @@ def parse_yaml(text: str, path: Path, what: str, verbatim: FrozenSet[str] = froz
     """As :func:`read_yaml`, for text that was read from ``path``."""
     root = _compose(text, path)
     if root is None or root.tag == _TAG + "null":
-        raise InputError("yaml-empty", f"the {what} is empty", where=str(path))
+        raise InputError("yaml-empty", f"the {what} is empty", where=str(path), hint="copy a shipped one and change it")
     builder = _Builder(path, verbatim)
     builder.measure(root)
     value = builder.build(root, (), False)

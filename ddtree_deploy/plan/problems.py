@@ -115,9 +115,11 @@ def _gpus(facts: HostFacts, settings: PlanSettings, profile: Profile) -> list[Pr
         why = f" ({facts.gpu_problem})" if facts.gpu_problem else ""
         message = f"profile {profile.name} is for GPUs, and {facts.hostname} has none{why}"
         if settings.gpus == []:  # said on purpose: an image built where no GPU is
-            problems.append(Problem("warning", "no-gpu", message, "`gpus: []` was set: planning goes on without."))
+            problems.append(
+                Problem("warning", "no-gpu", message, "Prepared without one (--without-gpu); launch needs it.")
+            )
         elif not missing:
-            hint = "Choose a CPU profile, repair the driver, or set `gpus: []` to prepare the release without a GPU."
+            hint = "Choose a CPU profile, repair the driver, or prepare the release without a GPU: --without-gpu."
             problems.append(error("no-gpu", message, hint))
     elif facts.driver_cuda is None:
         message = "the CUDA version that the driver supports is unknown"

@@ -83,9 +83,10 @@ def test_missing_file_names_the_missing_folder_too(tmp_path: Path) -> None:
         read_yaml(tmp_path / "no" / "hosts.yaml", "inventory")
     assert (caught.value.id, caught.value.exit_code) == ("file-missing", 3)
     assert str(tmp_path / "no") in str(caught.value.hint)
+    (tmp_path / "host.yaml").touch()
     with pytest.raises(InputError) as caught:
         read_yaml(tmp_path / "hosts.yaml", "inventory")
-    assert caught.value.hint is None
+    assert caught.value.hint == "there are: host.yaml"
 
 
 def test_folder_lists_its_yaml_files(tmp_path: Path) -> None:
