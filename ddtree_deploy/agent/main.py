@@ -10,6 +10,7 @@ operation must survive SIGKILL anyway.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -112,7 +113,7 @@ class Server:
             writer.error(error.to_dict())
         except BaseException as error:
             self._active = None
-            writer.error(_crash(error).to_dict())
+            writer.error((_refusal(error) or _crash(error)).to_dict())
 
     def _run(self, op: str, params: Dict[str, Any], writer: Writer) -> Dict[str, Any]:
         if op == "blob.put":
@@ -161,6 +162,23 @@ def _parse(line: bytes) -> Dict[str, Any]:
     if not valid or not isinstance(params, dict):
         raise StepError("agent-bad-request", f"not a request: {line[:200]!r}")
     return request  # type: ignore[no-any-return]
+
+
+def _refusal(error: BaseException) -> Optional[StepError]:
+    """What no operation can foresee: the host does not let its user read, write or signal something, or is full."""
+    if not isinstance(error, OSError):
+        return None
+    place = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else None
+    from ddtree_deploy.facts.system import user_name
+
+    what = f"{place}: {error.strerror}" if place else str(error.strerror or error)
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        hint = "connect as the user whose files and processes these are, or as root"
+        return StepError("permission-denied", f"user {user_name()} may not do this: {what}", where=place, hint=hint)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = "free some space: `ddtree-deploy prune HOST --keep 1` removes old releases"
+        return StepError("no-space", f"the disk is full: {what}", where=place, hint=hint)
+    return None
 
 
 def _crash(error: BaseException) -> StepError:

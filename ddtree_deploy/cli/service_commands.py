@@ -65,8 +65,8 @@ def launch(
         key = host.secret_api_key()
         return {
             "root": host.root,
-            "model": model or host.require("model"),
-            "draft": draft or host.draft,
+            "model": model if model is not None else host.require("model"),
+            "draft": draft if draft is not None else host.draft,
             "algorithm": algorithm.value,
             "budget": budget if budget is not None else host.budget,
             "release": release,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -39,6 +40,9 @@ def leave(params, progress):
 
 def not_json(params, progress):
     return {"value": object()}
+
+def refused_by_the_host(params, progress):
+    raise OSError(params["errno"], os.strerror(params["errno"]), "/srv/file")
 
 def slow(params, progress):
     time.sleep(1)
@@ -104,6 +108,16 @@ def test_anything_else_is_a_crash_with_its_traceback_and_the_agent_goes_on(
     assert what in error["message"]
     assert f"in {op}" in error["details"]["traceback"] or op == "not_json"
     assert "result" in agent.ask("hello", id=2)
+
+
+@pytest.mark.parametrize(
+    ("number", "id"),
+    [(errno.EACCES, "permission-denied"), (errno.EROFS, "permission-denied"), (errno.ENOSPC, "no-space")],
+)
+def test_what_the_host_refuses_is_no_bug_of_ours(agent: AgentProcess, number: int, id: str) -> None:
+    error = agent.ask("refused_by_the_host", {"errno": number})["error"]
+    assert (error["id"], error["where"], error["exit_code"]) == (id, "/srv/file", 5)
+    assert error["hint"] and os.strerror(number) in error["message"]
 
 
 @pytest.mark.parametrize(
