@@ -50,9 +50,22 @@ def demangle(name: str) -> str:
         return name
 
 
+def uses_old_string(name: str) -> bool:
+    """Whether a mangled name mentions std::string of the old C++ ABI (``Ss``); False where that is not certain."""
+    if not name.startswith("_Z") or "S" not in name:
+        return False
+    parser = _Parser(name)
+    try:
+        parser.encoding()
+    except (_Unsure, IndexError, RecursionError, KeyError):
+        return False
+    return parser.done() and parser.old_string
+
+
 class _Parser:
     def __init__(self, name: str) -> None:
         self.text, self.at = name, 2
+        self.old_string = False
         self.substitutions: List[str] = []
         self.arguments: List[str] = []
 
@@ -205,6 +218,7 @@ class _Parser:
     def substitution(self) -> str:
         short = _STANDARD.get(self.text[self.at : self.at + 2])
         if short:
+            self.old_string = self.old_string or short == "std::string"
             self.at += 2
             return short
         match = re.compile(r"S([0-9A-Z]*)_").match(self.text, self.at)

@@ -50,13 +50,10 @@ class Usage:
     def named(self, path: str) -> bool:
         """Whether an import statement names exactly this file, so that no sibling can stand in for it."""
         dist = self._environment.owner(path)
-        stem = posixpath.basename(path).split(".")[0]
-        for source in self.sources(dist) if dist else self._neighbours(path):
-            if stem in (self._text(source)) and any(
-                item.module.split(".")[-1] == stem or stem in item.names for item in self.imports(source)
-            ):
-                return True
-        return False
+        module = self.module_name(path)
+        stem = module.rpartition(".")[2]
+        sources = self.sources(dist) if dist else self._neighbours(path)
+        return any(stem in self._text(source) and _names(self.imports(source), module) for source in sources)
 
     def mentions(self, path: str, text: str) -> bool:
         """Whether the Python code of the file's distribution contains ``text``."""
@@ -145,13 +142,14 @@ class Usage:
         extension = _EXTENSION.search(path)
         if not sources:
             return "import" if extension else "plugin"
-        stem = posixpath.basename(path).split(".")[0]
+        module = self.module_name(path)
+        stem = module.rpartition(".")[2]
         word = re.compile(rf"(?<![A-Za-z0-9_]){re.escape(stem)}(?![A-Za-z0-9_])")
         naming = [source for source in sources if word.search(self._text(source))]
-        certain = [source for source in naming if _names(self.quick(source), stem)]
+        certain = [source for source in naming if _names(self.quick(source), module)]
         found = bool(certain)
         if not self._some_reached(certain, sources):  # nothing at the margin: look into if, try and functions
-            certain, found = self._references(stem, naming, sources)
+            certain, found = self._references(module, naming, sources)
         if found and stem in _CORE:
             return "import"
         if self._some_reached(certain, sources):
@@ -189,12 +187,13 @@ class Usage:
                 return True
         return False
 
-    def _references(self, stem: str, naming: List[str], sources: List[str]) -> Tuple[List[str], bool]:
-        """(sources that load the module ``stem`` for certain when they run, whether any names it at all)."""
+    def _references(self, module: str, naming: List[str], sources: List[str]) -> Tuple[List[str], bool]:
+        """(sources that load the module for certain when they run, whether any names it at all)."""
+        stem = module.rpartition(".")[2]
         certain = []
         found = False
         for source in naming:
-            mentions = [item for item in self.imports(source) if _names([item], stem)]
+            mentions = [item for item in self.imports(source) if _names([item], module)]
             found = found or bool(mentions)
             if any(item.likely for item in mentions):
                 certain.append(source)
@@ -275,5 +274,5 @@ class Usage:
         return False
 
 
-def _names(imports: List[Import], stem: str) -> bool:
-    return any(item.module.split(".")[-1] == stem or stem in item.names for item in imports)
+def _names(imports: List[Import], module: str) -> bool:
+    return any(module in candidates(item) for item in imports)

@@ -1,6 +1,6 @@
 import pytest
 
-from ddtree_deploy.abi.demangle import demangle
+from ddtree_deploy.abi.demangle import demangle, uses_old_string
 
 # Right-hand sides are what c++filt 2.40 prints (std::string shortened).
 NAMES = {
@@ -31,3 +31,18 @@ def test_names_read_as_cxxfilt_prints_them(mangled: str, readable: str) -> None:
 )
 def test_what_is_not_certain_stays_as_it_is(name: str) -> None:
     assert demangle(name) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "old"),
+    [
+        ("_ZN5torch3jit11parseSchemaERKSs", True),
+        ("_ZN3c106detail14torchCheckFailEPKcS2_jRKSs", True),
+        ("_ZN5torch3jit11parseSchemaERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE", False),
+        ("_ZN2atlsERSoRKNS_7DimnameE", False),  # std::ostream is the same in both
+        ("_ZN3c104cuda29c10_cuda_check_implementationEiPKcS2_ib", False),
+        ("_ZN2at6ClassSsEv", False),  # part of a name
+    ],
+)
+def test_the_old_string_is_told_from_the_new_one(name: str, old: bool) -> None:
+    assert uses_old_string(name) is old

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple, Optional
 
 from packaging.version import Version
@@ -43,6 +44,10 @@ def command(context: Context, package: str) -> str:
     name = package.split()[0]
     build = fitting(context, name)
     if build is None:
+        dist = context.environment.distribution(name)
+        if dist is not None and any(re.match(r"torch(?![A-Za-z0-9_-])", text) for text in dist.requires):
+            public = (context.environment.torch_version or "").partition("+")[0]
+            return f"pip install --upgrade {name} torch=={public}"  # the index knows which one goes with it
         torch, tag = context.environment.torch_version, context.environment.abi_tag
         return (
             f"pip install --force-reinstall --no-deps --no-cache-dir --no-build-isolation --no-binary {name} {name}"

@@ -147,6 +147,11 @@ def _read_architectures(elf: ElfFile) -> List[str]:
     return [str(arch) for arch in fatbin_architectures(elf, elf.info().fatbins)]
 
 
+def _loaded_by(context: Context, paths: List[str]) -> List[str]:
+    """A library is as important as what loads it."""
+    return [root for path in paths for root in (path, *context.loaders.get(path, []))]
+
+
 def _coverage(
     context: Context, package: str, files: Dict[str, List[Arch]], capability: Tuple[int, int]
 ) -> List[Finding]:
@@ -154,9 +159,9 @@ def _coverage(
     without = sorted(path for path, found in files.items() if not any(arch.runs_on(capability) for arch in found))
     gpu = f"{capability[0]}.{capability[1]}"
     if without:
-        whole = len(without) == len(files) or any("/torch/lib/" in path for path in without)
+        whole = len(without) == len(files) or any(path.endswith("/torch/lib/libtorch_cuda.so") for path in without)
         archs = sorted({arch for path in without for arch in files[path]})
-        level = severity.of_files(context, without)
+        level = severity.of_files(context, _loaded_by(context, without))
         return [
             Finding(
                 id="no-gpu-code",
@@ -166,7 +171,7 @@ def _coverage(
                 else f"parts of {package} have no code for this GPU ({gpu})",
                 message=f"{environment.short(without[0])} has code for {', '.join(map(str, archs))}",
                 when="first-kernel",
-                cause=f"gpu:{package}:{gpu}",
+                cause=f"gpu:{gpu}" if package.startswith(("torch ", "nvidia-")) else f"gpu:{package}:{gpu}",
                 why="the first kernel of it ends with 'no kernel image is available for execution on the device'",
                 fix=f"install a build of {package.split()[0]} for compute capability {gpu}, or build it from source",
                 files=[environment.short(path) for path in without],
@@ -179,7 +184,7 @@ def _coverage(
         return [
             Finding(
                 id="ptx-newer-than-driver",
-                severity=severity.of_files(context, jit).replace("note", "warning"),
+                severity=severity.of_files(context, _loaded_by(context, jit)).replace("note", "warning"),
                 title=f"{package} has only PTX for this GPU ({gpu}), newer than the driver can compile",
                 message=f"{environment.short(jit[0])} was built with CUDA {runtime}, the driver takes up to {driver}",
                 when="first-kernel",

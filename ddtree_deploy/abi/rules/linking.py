@@ -9,7 +9,7 @@ from typing import Dict, FrozenSet, List, Optional, Set, Tuple
 
 from ddtree_deploy.abi.context import Context
 from ddtree_deploy.abi.cuda import DRIVER_LIBRARIES, soname_cuda_major, tag_major
-from ddtree_deploy.abi.demangle import demangle
+from ddtree_deploy.abi.demangle import demangle, uses_old_string
 from ddtree_deploy.abi.linker import TORCH_LIBRARIES
 from ddtree_deploy.abi.model import Finding
 from ddtree_deploy.abi.rules import builds, debian, severity, variants
@@ -17,7 +17,6 @@ from ddtree_deploy.abi.rules import builds, debian, severity, variants
 _TORCH_ENTITY = re.compile(
     rb"^(_Z(N|NK|TI|TV|TS|TIN|TVN|TSN|GVN|ZN)(3c10|2at|5torch|6caffe2)|_Z\d+THP|aoti_torch_|THP)"
 )
-_OLD_STRING = re.compile(rb"^_Z.*(?:[A-Z0-9_])S[sabo](?:[A-Z]|$|_)")
 _PYTHON = re.compile(rb"^_?Py[A-Z_]")
 _SHOWN = 20
 
@@ -205,8 +204,9 @@ def _families(context: Context, symbols: FrozenSet[bytes]) -> Dict[str, Set[byte
             kind = "undefined-symbol"
         families.setdefault(kind, set()).add(name)
     torch_names = families.get("undefined-torch-symbol", set())
-    old = {name for name in torch_names if _OLD_STRING.match(name)}
-    if old:  # the other names of such a file are missing for the same reason
+    if any(
+        uses_old_string(name.decode("latin-1")) for name in torch_names
+    ):  # the other names of such a file are missing for the same reason
         families["old-cxx-abi"] = families.pop("undefined-torch-symbol")
     return families
 

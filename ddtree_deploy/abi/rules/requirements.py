@@ -13,6 +13,7 @@ from packaging.version import InvalidVersion, Version
 from ddtree_deploy.abi.context import Context
 from ddtree_deploy.abi.metadata import Distribution
 from ddtree_deploy.abi.model import Finding
+from ddtree_deploy.abi.rules import builds
 
 # Majors from here on count releases, not breaks (setuptools 81, pyarrow 24, packaging 26).
 _CALENDAR_MAJOR = 20
@@ -148,9 +149,11 @@ def _version(context: Context, dist: Distribution, requirement: Requirement, oth
         title=f"{dist.label} does not go with {other.label}",
         message=f"{dist.label} requires {requirement.name}{requirement.specifier}, installed is {other.version}",
         when="import" if broken else "under-load",
-        cause=f"requirement:{other.name}",
+        cause=f"binary:{dist.label}" if bound else f"requirement:{other.name}",
         why=why,
-        fix=f"pip install '{requirement.name}{requirement.specifier}'",
+        fix=builds.command(context, dist.label)
+        if bound
+        else f"pip install '{requirement.name}{requirement.specifier}'",
         packages=[dist.label, other.label],
     )
 
