@@ -67,6 +67,7 @@ def plan(inputs: PlanInputs, draft: PlanDraft) -> List[Action]:
                     for package in install
                 ],
                 "remove": leaving,
+                "preview": any(step.step == "audit" for step in inputs.playbook.steps),
                 "extra_files": [
                     {"path": extra.path, "sha256": extra.sha256, "mode": extra.mode} for extra in profile.extra_files
                 ],
@@ -83,7 +84,7 @@ def apply(action: Action, context: StepContext) -> Dict[str, Any]:
     """Returns {removed_files, files, bytes, counts, rewritten, shims, staging}.
 
     Raises StepError ``index-unreachable``, ``hash-mismatch``, ``no-matching-wheel``, ``package-not-found``,
-    ``corrupt-wheel``, ``no-space``, ``source-lacks``, ``source-incomplete``, ``outside-release``.
+    ``corrupt-wheel``, ``no-space``, ``source-lacks``, ``source-incomplete``, ``outside-release``, ``mix-would-fail``.
     """
     params = action.params
     site = str(params["site_packages"])
@@ -92,6 +93,8 @@ def apply(action: Action, context: StepContext) -> Dict[str, Any]:
     tree, final = str(context.partial), str(context.final)
     source = prepare(params, wanted, context) if wanted else None
     leaving: Set[str] = set(params["remove"]) | {package.name for package in wanted}
+    if source is not None and params.get("preview"):
+        _require_fit(str(context.partial), source.path, leaving, wanted, context)
     result: Dict[str, Any] = {"removed_files": 0, "files": 0, "bytes": 0, "shims": [], "staging": None}
     try:
         removed = remove_distributions(tree, site, leaving, context.progress)
@@ -125,6 +128,17 @@ def apply(action: Action, context: StepContext) -> Dict[str, Any]:
 
 def undo(action: Action, context: StepContext) -> None:
     """Nothing: the clone that it worked on is removed as a whole, and a filled staging venv serves the next run."""
+
+
+def _require_fit(tree: str, source: str, leaving: Set[str], wanted: List[Wanted], context: StepContext) -> None:
+    """Would this mix work? Told from the source's files, before any of the clone's is touched."""
+    from ddtree_deploy.abi.host import probe_host  # brings the ELF reader: only when needed
+    from ddtree_deploy.abi.preview import Mix, require_fit
+    from ddtree_deploy.serve.environment import profile_environment
+
+    limits = probe_host(profile_environment(context.final).get("LD_LIBRARY_PATH", ""))
+    mix = Mix(tree, sorted(leaving), source, [package.name for package in wanted])
+    require_fit(mix, limits, context.progress, str(context.root / "cache" / "abi"))
 
 
 def _place_extra_files(extra_files: List[Dict[str, Any]], site: str, context: StepContext) -> List[str]:

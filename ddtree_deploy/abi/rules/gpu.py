@@ -147,6 +147,13 @@ def _read_architectures(elf: ElfFile) -> List[str]:
     return [str(arch) for arch in fatbin_architectures(elf, elf.info().fatbins)]
 
 
+def _coverage_severity(package: str, whole: bool, level: str) -> str:
+    """NVIDIA's libraries are only noted: where they matter, torch lacks the architecture as well."""
+    if not whole or package.startswith("nvidia-"):
+        return "note"
+    return "warning" if level == "note" else level
+
+
 def _loaded_by(context: Context, paths: List[str]) -> List[str]:
     """A library is as important as what loads it."""
     return [root for path in paths for root in (path, *context.loaders.get(path, []))]
@@ -165,7 +172,7 @@ def _coverage(
         return [
             Finding(
                 id="no-gpu-code",
-                severity=level if whole and level != "note" else "warning" if whole else "note",
+                severity=_coverage_severity(package, whole, level),
                 title=f"{package} has no code for this GPU ({gpu})"
                 if whole
                 else f"parts of {package} have no code for this GPU ({gpu})",
