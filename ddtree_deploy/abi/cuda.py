@@ -129,8 +129,8 @@ def tag_for_cuda(version: Optional[str]) -> Optional[str]:
 
 
 def tag_major(tag: Optional[str]) -> Optional[int]:
-    """``cu128`` -> 12; None for ``cpu`` and None."""
-    match = re.match(r"cu(\d{2})\d$", tag or "")
+    """``cu128`` -> 12, ``cu13`` -> 13; None for ``cpu`` and None."""
+    match = re.match(r"cu(\d{2})\d?$", tag or "")
     return int(match.group(1)) if match else None
 
 

@@ -46,6 +46,10 @@ class Package:
     editable: Optional[str] = None  # project folder of an editable install
     installer: Optional[str] = None
     wheel_tags: List[str] = field(default_factory=list)
+    links: List[str] = field(default_factory=list)  # what its shared objects need from outside: torch, cuda12, cuda13
+    requires: List[str] = field(default_factory=list)  # Requires-Dist; of extras only those on CUDA's libraries
+    bare: bool = False  # no metadata at all: folders that somebody copied, told by their own version files
+    disagrees: Optional[str] = None  # its files' own version, where that is not the metadata's
 
 
 @dataclass(frozen=True)

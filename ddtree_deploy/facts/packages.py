@@ -15,15 +15,20 @@ from typing import Dict, Iterator, List, Optional, Set, Tuple
 from urllib.parse import unquote, urlsplit
 
 from ddtree_deploy.abi.cuda import abi_tag, soname_cuda_major, tag_for_cuda
-from ddtree_deploy.abi.elf import ElfError, ElfFile
+from ddtree_deploy.abi.elf import SHARED_OBJECT_NAME, ElfError, ElfFile
 from ddtree_deploy.facts.files import read_bytes, read_text
+from ddtree_deploy.facts.links import links
 from ddtree_deploy.facts.model import Package
+from ddtree_deploy.release.bare import NVIDIA, Bare, claim, files_below, find_bare, import_entries, own_version
 
 # Wheels whose version is the toolkit's: nvidia-cuda-runtime 13.0.96 is of CUDA 13.0.
 _TOOLKIT_VERSIONED = re.compile(r"(cuda-toolkit|nvidia-(cuda-(runtime|nvrtc|cupti|nvcc)|nvtx|nvjitlink))(-cu\d+)?\Z")
 _NAME_MAJOR = re.compile(r"-cu(1\d)\Z")
 _REQUIRES_MAJOR = re.compile(r"nvidia-[a-z0-9-]+-cu(1\d)\b|cuda-toolkit\[?[^=<>]*==(\d+)\.", re.I)
 _SHARED_OBJECT = re.compile(rb"^\"?([^,\n]+\.so(?:\.\d+)*)\"?,[^,\n]*,(\d*)", re.M)
+_RECORDED = re.compile(rb"^\"?([^,\n]+?)\"?,", re.M)
+_EXTRA = re.compile(r";.*\bextra\s*==")
+_CUDA_REQUIREMENT = re.compile(r"(nvidia|cuda)-", re.I)
 _ASSIGNED = r"^%s\s*(?::[^=\n]*)?=\s*(?:(None)|['\"]([^'\"]*)['\"])"
 _OBJECTS_LOOKED_AT = 4  # the largest of a distribution; they were all built against the same CUDA
 
@@ -44,8 +49,10 @@ def normalize(name: str) -> str:
 
 
 def read_distributions(site: Path) -> List[Distribution]:
-    """All in ``site`` (a site-packages folder), by name. One without metadata is known by its folder's name."""
+    """All in ``site`` (a site-packages folder), by name. One without metadata is known by its folder's name, or, where
+    it has not even such a folder, by its own files (see ``bare``)."""
     found = []
+    claimed: Set[str] = set()
     for path in sorted(site.iterdir()):
         if path.name.startswith("~"):  # what pip was about to remove when it was interrupted
             continue
@@ -57,6 +64,8 @@ def read_distributions(site: Path) -> List[Distribution]:
             continue
         if distribution is not None:
             found.append(distribution)
+            claimed |= _claims(site, distribution)
+    found += [_of_bare(site, bare) for bare in find_bare(str(site), claimed)]
     return sorted(found, key=lambda distribution: (distribution.package.name, distribution.package.version))
 
 
@@ -73,17 +82,51 @@ def _read(site: Path, info: Path) -> Optional[Distribution]:
     names = [line for line in read_text(info / "top_level.txt").split() if line.isidentifier()]
     top_level = names or [normalize(name).replace("-", "_")]
     normal = normalize(name)
+    requires = headers.get("requires-dist", [])
+    objects = _shared_objects(record) if record is not None else _objects_below(site, import_entries(normal, str(site)))
+    own = own_version(str(site), normal)
     package = Package(
         name=normal,
         version=version,
-        abi_tag=_abi_tag(site, normal, version, headers.get("requires-dist", []), record, top_level),
+        abi_tag=_abi_tag(site, normal, version, requires, objects, top_level),
         record=record is not None,
         editable=_editable(read_text(info / "direct_url.json")),
         installer=read_text(info / "INSTALLER").strip() or None,
         wheel_tags=_headers(read_text(info / "WHEEL")).get("tag", []),
+        links=links(site, objects) if normal != "torch" else [],
+        requires=[text for text in requires if not _EXTRA.search(text) or _CUDA_REQUIREMENT.match(text)],
+        disagrees=own if own is not None and own.partition("+")[0] != version.partition("+")[0] else None,
     )
     digest = hashlib.sha256(record if record is not None else metadata.encode("utf-8", "replace")).hexdigest()
     return Distribution(package, info, digest, top_level)
+
+
+def _of_bare(site: Path, bare: Bare) -> Distribution:
+    objects = _objects_below(site, bare.entries)
+    tag = _abi_tag(site, bare.name, bare.version, [], objects, bare.entries)
+    if bare.name == NVIDIA and bare.version.isdigit():
+        tag = "cu" + bare.version
+    package = Package(
+        bare.name,
+        bare.version,
+        tag,
+        record=False,
+        links=links(site, objects) if bare.name not in ("torch", NVIDIA) else [],
+        bare=True,
+    )
+    digest = hashlib.sha256()
+    for entry in bare.entries:
+        for path in files_below(str(site), entry):
+            digest.update(f"{path}\0{(site / path).lstat().st_size}\n".encode("utf-8", "surrogateescape"))
+    return Distribution(package, site / bare.entries[0], digest.hexdigest(), bare.entries)
+
+
+def _claims(site: Path, distribution: Distribution) -> Set[str]:
+    """Entries of ``site`` that belong to a distribution with metadata."""
+    if not distribution.package.record:
+        return {*import_entries(distribution.package.name, str(site)), *distribution.top_level} - {NVIDIA}
+    record = read_bytes(distribution.info / "RECORD") or b""
+    return {claim(match.group(1).decode("utf-8", "surrogateescape")) for match in _RECORDED.finditer(record)}
 
 
 def _read_egg_link(path: Path) -> Optional[Distribution]:
@@ -112,7 +155,7 @@ def _editable(direct_url: str) -> Optional[str]:
 
 
 def _abi_tag(
-    site: Path, name: str, version: str, requires: List[str], record: Optional[bytes], top_level: List[str]
+    site: Path, name: str, version: str, requires: List[str], objects: List[str], top_level: List[str]
 ) -> Optional[str]:
     """The CUDA build, told by the first that knows: version, version.py, name, libraries linked, requirements.
 
@@ -126,10 +169,9 @@ def _abi_tag(
     match = _NAME_MAJOR.search(name)
     if match:
         return "cu" + match.group(1)
-    objects = _shared_objects(record or b"")
     if not objects:
         return None
-    majors = {major for path in objects for major in _linked_majors(site / path)}
+    majors = {major for path in objects[:_OBJECTS_LOOKED_AT] for major in _linked_majors(site / path)}
     if not majors:
         plain = [requirement for requirement in requires if "extra ==" not in requirement]
         found = (match for match in map(_REQUIRES_MAJOR.match, plain) if match)
@@ -157,10 +199,17 @@ def _tag_of_version_file(site: Path, name: str, top_level: List[str]) -> Optiona
 
 
 def _shared_objects(record: bytes) -> List[str]:
+    """The largest first."""
     rows: List[Tuple[int, str]] = []
     for match in _SHARED_OBJECT.finditer(record):
         rows.append((int(match.group(2) or 0), match.group(1).decode("utf-8", "replace")))
-    return [path for _, path in sorted(rows, reverse=True)[:_OBJECTS_LOOKED_AT]]
+    return [path for _, path in sorted(rows, reverse=True)]
+
+
+def _objects_below(site: Path, entries: List[str]) -> List[str]:
+    paths = [path for entry in entries for path in files_below(str(site), entry) if SHARED_OBJECT_NAME.search(path)]
+    sizes = {path: (site / path).lstat().st_size for path in paths if (site / path).exists()}
+    return sorted(sizes, key=lambda path: sizes[path], reverse=True)
 
 
 def _linked_majors(path: Path) -> Set[int]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
-from typing import Dict, Iterator, List
+from dataclasses import dataclass, field, replace
+from typing import Dict, List, Set
 
 from packaging.utils import canonicalize_name
 
 from ddtree_deploy.errors import InputError
+from ddtree_deploy.release.bare import NVIDIA, claim, files_below, find_bare, import_entries
 from ddtree_deploy.release.record import Row, parse_record, venv_path
 
 _FOLDER = re.compile(r"(?P<name>.+?)(?:-(?P<version>[^-]+))?(?:-py[\d.]+)?\.(?:dist|egg)-info\Z")
@@ -23,7 +24,8 @@ _FOLDER = re.compile(r"(?P<name>.+?)(?:-(?P<version>[^-]+))?(?:-py[\d.]+)?\.(?:d
 class Distribution:
     """``folder``: the dist-info (or egg-info) in site-packages. ``files``: all that it owns inside the venv, relative
     to the venv; ``hashes`` of those whose RECORD row has one; ``outside``: rows that lead out of the venv.
-    ``record`` is False where the files were told from the top-level names."""
+    ``record`` is False where the files were told from the top-level names; ``folder`` is empty where there is no
+    metadata at all (see ``bare``)."""
 
     name: str  # normalized
     version: str
@@ -55,7 +57,10 @@ def find_site(venv: str, id: str = "not-a-venv") -> str:
 
 
 def find_distributions(venv: str, site: str) -> Dict[str, List[Distribution]]:
-    """All distributions by normalized name. A name has more than one when an uninstall went wrong."""
+    """All distributions by normalized name. A name has more than one when an uninstall went wrong.
+
+    One without RECORD has what is below its top-level names and in nobody's RECORD.
+    """
     found: Dict[str, List[Distribution]] = {}
     for folder in sorted(os.listdir(os.path.join(venv, site))):
         match = _FOLDER.match(folder)
@@ -63,7 +68,35 @@ def find_distributions(venv: str, site: str) -> Dict[str, List[Distribution]]:
             continue
         name = canonicalize_name(match.group("name"))
         found.setdefault(name, []).append(_read(venv, site, folder, name, match.group("version") or ""))
+    recorded = {path for same in found.values() for dist in same if dist.record for path in dist.files}
+    for same in found.values():
+        for index, dist in enumerate(same):
+            if not dist.record:
+                same[index] = replace(dist, files=[path for path in dist.files if path not in recorded])
+    for bare in _bare(venv, site, found):
+        found.setdefault(bare.name, []).append(bare)
     return found
+
+
+def _bare(venv: str, site: str, found: Dict[str, List[Distribution]]) -> List[Distribution]:
+    start = len(site) + 1
+    claimed: Set[str] = set()
+    for same in found.values():
+        for dist in same:
+            claimed |= {claim(path[start:]) for path in dist.files if path.startswith(site + "/")}
+            if not dist.record:
+                claimed |= set(import_entries(dist.name, os.path.join(venv, site)))
+    folder = os.path.join(venv, site)
+    return [
+        Distribution(
+            bare.name,
+            bare.version,
+            "",
+            [f"{site}/{path}" for entry in bare.entries for path in files_below(folder, entry)],
+            record=False,
+        )
+        for bare in find_bare(folder, claimed)
+    ]
 
 
 def owners(distributions: Dict[str, List[Distribution]], without: frozenset[str]) -> Dict[str, List[str]]:
@@ -119,18 +152,10 @@ def _by_top_level(site: str, folder: str, name: str) -> List[str]:
     if os.path.isfile(with_names):
         with open(with_names, encoding="utf-8", errors="replace") as stream:
             names = [line.strip() for line in stream if line.strip()]
-    names = names or [name.replace("-", "_")]
-    found: List[str] = []
+    if not names or names == [NVIDIA]:  # a folder that all of NVIDIA's packages share
+        names = import_entries(name, site)
+    found = [path for entry in names if "/" in entry for path in files_below(site, entry)]
     for entry in sorted(os.listdir(site)):
         if entry == folder or entry in names or (entry.partition(".")[0] in names and not entry.endswith("-info")):
-            found.extend(_below(site, entry))
+            found.extend(files_below(site, entry))
     return found
-
-
-def _below(site: str, entry: str) -> Iterator[str]:
-    path = os.path.join(site, entry)
-    if os.path.islink(path) or not os.path.isdir(path):
-        yield entry
-        return
-    for name in sorted(os.listdir(path)):
-        yield from _below(site, f"{entry}/{name}")

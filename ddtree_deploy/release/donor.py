@@ -13,8 +13,10 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 
 from packaging.version import InvalidVersion, Version
 
+from ddtree_deploy.abi.elf import SHARED_OBJECT_NAME
 from ddtree_deploy.agent.protocol import Progress, ProgressSink
 from ddtree_deploy.errors import StepError
+from ddtree_deploy.release.bare import NVIDIA
 from ddtree_deploy.release.clone import Cloned, Copier, choose_method
 from ddtree_deploy.release.distributions import Distribution, find_distributions, is_bytecode, owners
 from ddtree_deploy.release.files import (
@@ -22,12 +24,14 @@ from ddtree_deploy.release.files import (
     make_folders,
     make_writable,
     record_hash_file,
+    recorded_form,
     remove_file,
     replace_file,
     shown,
 )
+from ddtree_deploy.release.hashes import HashCache
 from ddtree_deploy.release.paths import PathMentions
-from ddtree_deploy.release.record import format_record, parse_record, venv_path
+from ddtree_deploy.release.record import Row, format_record, parse_record, venv_path
 from ddtree_deploy.release.relocate import old_paths, relocate
 
 _EVERY = 512
@@ -58,6 +62,8 @@ def place_distributions(
     progress: ProgressSink,
     also_known_as: Optional[List[str]] = None,
     fresh: bool = True,
+    hashes: Optional[HashCache] = None,
+    take_edited: bool = False,
 ) -> Placed:
     """Put the distributions ``wanted`` (normalized name -> version) of the venv ``source`` into the release ``tree``.
 
@@ -66,7 +72,9 @@ def place_distributions(
     (missing or of another version) and ``source-incomplete`` (files that RECORD names are not there, or differ).
 
     ``fresh``: uv has just made ``source`` from wheels, for us alone. Then only what installers write can name its path;
-    in a donor any file can, and a file that differs from its RECORD, since somebody edited it, is only a warning.
+    in a donor any file can. There every file is hashed (``hashes`` remembers), and one that differs from its RECORD is
+    a warning where it is text, which people edit, and StepError ``donor-damaged`` where it is compiled code, unless
+    ``take_edited``. A package without RECORD, or without any metadata, gets them in the release.
     """
     done = Placed()
     available = find_distributions(source, source_site)
@@ -91,12 +99,11 @@ def place_distributions(
                 done.bytes += size
                 progress(Progress("overlay", distribution.name, done.bytes, total_bytes, len(placed), total_files))
         if not distribution.record:
-            done.note(
-                "warning",
-                "no-record",
-                f"{distribution.name} in {source} has no RECORD; its files were told from its top-level names",
-            )
-        differing, shared = _differing(tree, site, source_site, distribution, available)
+            _describe(tree, site, source_site, distribution)
+            what = "RECORD; its files were told from its top-level names" if distribution.folder else "metadata"
+            done.note("warning", "no-record", f"{distribution.name} in {source} has no {what}")
+        progress(Progress("check", distribution.name))
+        differing, shared = _differing(tree, site, source_site, distribution, available, None if fresh else hashes)
         shared_files.update(shared)
         if differing and fresh:
             raise StepError(
@@ -106,6 +113,7 @@ def place_distributions(
                 hint=f"reinstall {distribution.name} {distribution.version} there",
             )
         if differing:
+            require_undamaged(source, distribution.name, distribution.version, differing, take_edited)
             message = f"{distribution.name} in {source} was edited, and is taken as it is: {_some(differing)}"
             done.note("warning", "donor-edited", message)
     if shared_files:
@@ -120,11 +128,24 @@ def place_distributions(
     done.rewritten = result.rewritten
     done.notes += result.notes
     for distribution in taken:
-        _drop_bytecode_rows(f"{tree}/{site}/{distribution.folder}/RECORD", site)
+        if distribution.folder:
+            _drop_bytecode_rows(f"{tree}/{site}/{distribution.folder}/RECORD", site)
     done.files = len(placed)
     done.bytes = sum(size for _, size in moved.files)
     progress(Progress("overlay", "", done.bytes, total_bytes, done.files, done.files, finished=True))
     return done
+
+
+def require_undamaged(source: str, name: str, version: str, differing: List[str], take_edited: bool) -> None:
+    """Raises StepError ``donor-damaged`` where compiled files are among ``differing``: ``path (how it differs)``."""
+    compiled = [text for text in differing if SHARED_OBJECT_NAME.search(text.rpartition(" (")[0])]
+    if compiled and not take_edited:
+        raise StepError(
+            "donor-damaged",
+            f"{name} in {source} has compiled files that are not what its RECORD says: {_some(compiled)}",
+            where=source,
+            hint=f"reinstall {name} {version} there; if the change was meant, take it with --take-edited",
+        )
 
 
 def same_public(found: str, wanted: str) -> bool:
@@ -221,12 +242,18 @@ def _same_content(left: str, right: str) -> bool:
 
 
 def _differing(
-    tree: str, site: str, source_site: str, distribution: Distribution, available: Dict[str, List[Distribution]]
+    tree: str,
+    site: str,
+    source_site: str,
+    distribution: Distribution,
+    available: Dict[str, List[Distribution]],
+    hashes: Optional[HashCache],
 ) -> Tuple[List[str], List[str]]:
     """Placed files that are not what RECORD says, and apart those of them that are what another owner's RECORD says.
 
-    Judged by size, the small ones also by hash. Files outside of site-packages are scripts, into which installers write
-    their interpreter's path after RECORD's row is made: they do not count.
+    Judged by size, the small ones also by hash, all of them where there are ``hashes``. Files outside of
+    site-packages are scripts, into which installers write their interpreter's path after RECORD's row is made: they do
+    not count.
     """
     found: List[str] = []
     shared: List[str] = []
@@ -234,11 +261,11 @@ def _differing(
         if not path.startswith(source_site + "/") or is_bytecode(path):
             continue
         full = f"{tree}/{site}{path[len(source_site) :]}"
-        difference = _difference(full, path, distribution)
+        difference = _difference(full, path, distribution, hashes)
         if difference is None:
             continue
         others = [other for same in available.values() for other in same if other is not distribution]
-        if any(path in other.sizes and _difference(full, path, other) is None for other in others):
+        if any(path in other.sizes and _difference(full, path, other, hashes) is None for other in others):
             names = sorted([distribution.name, *(other.name for other in others if path in other.sizes)])
             shared.append(f"{shown(path)} of {', '.join(names)}")
         else:
@@ -246,15 +273,42 @@ def _differing(
     return found, shared
 
 
-def _difference(full: str, path: str, distribution: Distribution) -> Optional[str]:
+def _difference(full: str, path: str, distribution: Distribution, hashes: Optional[HashCache]) -> Optional[str]:
     """How the file ``full`` differs from what ``distribution``'s RECORD says of ``path``; None where it does not."""
     now = os.stat(full).st_size
     size, digest = distribution.sizes[path], distribution.hashes.get(path, "")
     if now != size:
         return f"{now:,} bytes instead of {size:,}"
-    if now < _HASHED_BELOW and digest.startswith("sha256=") and record_hash_file(full)[0] != digest:
-        return "another sha256"
-    return None
+    if (hashes is None and now >= _HASHED_BELOW) or not digest.startswith("sha256="):
+        return None
+    found = recorded_form(hashes.sha256(full)) if hashes is not None else record_hash_file(full)[0]
+    return "another sha256" if found != digest else None
+
+
+def _describe(tree: str, site: str, source_site: str, distribution: Distribution) -> None:
+    """Give a package that was placed the RECORD that it has not, and metadata where it has none."""
+    folder = distribution.folder or f"{distribution.name.replace('-', '_')}-{distribution.version}.dist-info"
+    if not folder.endswith(".dist-info") or distribution.name == NVIDIA:
+        return
+    paths = [path[len(source_site) + 1 :] for path in distribution.files if path.startswith(source_site + "/")]
+    if not distribution.folder:
+        os.mkdir(f"{tree}/{site}/{folder}")
+        for name, text in new_metadata(distribution.name, distribution.version).items():
+            replace_file(f"{tree}/{site}/{folder}/{name}", text)
+            paths.append(f"{folder}/{name}")
+    rows: List[Row] = []
+    for path in paths:
+        full = f"{tree}/{site}/{path}"
+        if os.path.isfile(full) and not os.path.islink(full):
+            digest, size = record_hash_file(full)
+            rows.append((path, digest, str(size)))
+    replace_file(f"{tree}/{site}/{folder}/RECORD", format_record([*rows, (f"{folder}/RECORD", "", "")]))
+
+
+def new_metadata(name: str, version: str) -> Dict[str, bytes]:
+    """The files of a dist-info, but RECORD, for a package that has none."""
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    return {"METADATA": metadata.encode("utf-8"), "INSTALLER": b"ddtree-deploy\n"}
 
 
 def _drop_bytecode_rows(record: str, site: str) -> None:

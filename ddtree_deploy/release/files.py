@@ -150,9 +150,12 @@ def record_hash(data: bytes) -> str:
 
 def record_hash_file(path: AnyPath) -> Tuple[str, int]:
     """``record_hash`` and size of a file on disk."""
-    hexadecimal = sha256_file(path)
-    encoded = base64.urlsafe_b64encode(bytes.fromhex(hexadecimal)).rstrip(b"=").decode("ascii")
-    return "sha256=" + encoded, os.stat(path).st_size
+    return recorded_form(sha256_file(path)), os.stat(path).st_size
+
+
+def recorded_form(sha256: str) -> str:
+    """``sha256=...`` of a hex digest."""
+    return "sha256=" + base64.urlsafe_b64encode(bytes.fromhex(sha256)).rstrip(b"=").decode("ascii")
 
 
 def shown(path: AnyPath) -> str:

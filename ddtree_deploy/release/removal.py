@@ -100,7 +100,8 @@ def _remove_one(
         elif remove_file(full):
             done.files += 1
             folders.add(os.path.dirname(path))
-    remove_tree(f"{tree}/{site}/{distribution.folder}")
+    if distribution.folder:  # what was copied by hand has no metadata
+        remove_tree(f"{tree}/{site}/{distribution.folder}")
     if shared:
         message = f"{distribution.name} {distribution.version} leaves, these files stay: {_some(shared)}"
         done.note("warning", "shared-file", message)
