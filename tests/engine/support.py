@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -58,15 +59,22 @@ def cpu_env(scratch: Path) -> dict[str, str]:
     return env
 
 
+def free_port() -> int:
+    """A free port. The engine also wants port + 10000, so the usual ephemeral range is too high."""
+    for port in random.sample(range(20000, 50000), 100):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no free port")
+
+
 class Server:
     """One engine on a CPU; a context manager that ends its whole process group."""
 
     def __init__(self, scratch: Path, *args: str, dtype: str = "float32", env: dict[str, str] | None = None):
         python = engine_python()
         assert python, "DDTREE_ENGINE_PYTHON names the python of a provisioned release"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.log = scratch / f"server-{self.port}.log"
         self.command = [
             python, "-m", "sglang.launch_server", "--model-path", str(pair() / "target"), "--port", str(self.port),

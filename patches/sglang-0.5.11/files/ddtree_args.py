@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Optional, Union
 
+from sglang.srt.speculative.ddtree_budget import AUTO_BUDGETS
 from sglang.srt.speculative.ddtree_utils import MAX_DDTREE_BUDGET
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.server_args import ServerArgs
 
-DEFAULT_DDTREE_BUDGET = 31
+# Without the flag: `auto` on a GPU, where steps are captured for several sizes, and this
+# many nodes on a CPU.
+DEFAULT_CPU_BUDGET = 31
 DDTREE_BUDGET_FLAG = "--speculative-ddtree-budget"
 # Attention backends whose TARGET_VERIFY can take a tree: torch_native through its
 # custom mask, the others through the DDTree attention backend.
@@ -20,20 +23,32 @@ DDTREE_ATTENTION_BACKENDS = {
 }
 
 
-def parse_ddtree_budget(value: Union[str, int, None]) -> Union[int, str]:
+def parse_ddtree_budget(
+    value: Union[str, int, None], auto_allowed: bool = True
+) -> Union[int, str]:
     """Parse `--speculative-ddtree-budget`.
 
+    Args:
+        value: of the flag; None if it is not given.
+        auto_allowed: whether steps are captured, which `auto` needs.
     Raises:
-        ValueError: naming the flag, unless the value is an integer in
+        ValueError: naming the flag, unless the value is `auto` or an integer in
             1..MAX_DDTREE_BUDGET.
     """
     if value is None:
-        return DEFAULT_DDTREE_BUDGET
+        return "auto" if auto_allowed else DEFAULT_CPU_BUDGET
+    if value == "auto":
+        if not auto_allowed:
+            raise ValueError(
+                f"{DDTREE_BUDGET_FLAG} auto needs CUDA graphs, which this server does not capture; "
+                f"give a number, for example {DDTREE_BUDGET_FLAG} {DEFAULT_CPU_BUDGET}."
+            )
+        return "auto"
     try:
         budget = int(str(value))
     except ValueError:
         raise ValueError(
-            f"{DDTREE_BUDGET_FLAG} must be an integer, got {value!r}."
+            f"{DDTREE_BUDGET_FLAG} must be an integer or auto, got {value!r}."
         ) from None
     if budget < 1:
         raise ValueError(
@@ -51,7 +66,21 @@ def parse_ddtree_budget(value: Union[str, int, None]) -> Union[int, str]:
 
 def max_ddtree_budget(server_args: ServerArgs) -> int:
     """Nodes of the largest tree that can occur, the root not counted."""
+    if server_args.speculative_ddtree_budget == "auto":
+        return AUTO_BUDGETS[-1]
     return int(server_args.speculative_ddtree_budget)
+
+
+def ddtree_reserved_slots(server_args: ServerArgs) -> int:
+    """KV slots a request holds past its committed length.
+
+    The step that runs ahead of the host starts up to one draft block further on, and
+    needs room for a tree (or a draft block) from there.
+    """
+    return (
+        server_args.speculative_num_draft_tokens
+        + server_args.speculative_dflash_block_size
+    )
 
 
 def check_ddtree_draft_tokens(server_args: ServerArgs) -> None:
@@ -76,14 +105,15 @@ def resolve_ddtree_server_args(server_args: ServerArgs) -> None:
 
     Runs after DFLASH resolved its block size into `speculative_num_draft_tokens`. Then
     `speculative_dflash_block_size` holds the draft block, and
-    `speculative_num_draft_tokens` the KV slots a request needs in a step: one per tree
-    node (budget + 1), and never fewer than the draft block.
+    `speculative_num_draft_tokens` the tokens of the largest forward of a request: one per
+    tree node (budget + 1), and never fewer than the draft block.
 
     Raises:
         ValueError: naming the argument and the remedy.
     """
     server_args.speculative_ddtree_budget = parse_ddtree_budget(
-        server_args.speculative_ddtree_budget
+        server_args.speculative_ddtree_budget,
+        server_args.device == "cuda" and not server_args.disable_cuda_graph,
     )
     block_size = int(server_args.speculative_num_draft_tokens)
     if block_size < 2:
@@ -174,11 +204,11 @@ def check_ddtree_target(model_runner: ModelRunner) -> None:
             "Use --speculative-algorithm DFLASH or no speculative decoding."
         )
 
-    num_slots = server_args.speculative_num_draft_tokens
+    num_slots = ddtree_reserved_slots(server_args)
     if num_slots + 1 > model_runner.max_total_num_tokens:
         raise ValueError(
             f"{DDTREE_BUDGET_FLAG} {server_args.speculative_ddtree_budget} needs {num_slots} KV "
-            f"slots per request and step, but the KV pool holds "
+            f"slots per request, but the KV pool holds "
             f"{model_runner.max_total_num_tokens} tokens. Lower the budget or raise "
             "--max-total-tokens / --mem-fraction-static."
         )

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, List, Tuple
+from typing import TYPE_CHECKING, List
 
 import torch
 
@@ -16,7 +16,7 @@ from sglang.srt.speculative.spec_utils import assign_req_to_token_pool_func
 from sglang.srt.utils.common import ceil_align
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
 
 @dataclass
@@ -112,9 +112,7 @@ def ddtree_new_slots(reqs: List, num_slots: int, page_size: int) -> int:
     )
 
 
-def append_committed_tokens(
-    batch: ScheduleBatch, commits: List[List[int]]
-) -> Tuple[List[int], int]:
+def append_committed_tokens(reqs: List[Req], commits: List[List[int]]) -> List[int]:
     """Append the committed tokens to the requests, up to the first that ends one.
 
     A stop token, stop string or `max_new_tokens` inside the path truncates the output
@@ -122,14 +120,18 @@ def append_committed_tokens(
     device state past that node is never read.
 
     Args:
-        batch: the decode batch.
-        commits: per request [commit_len, token, token, ...]; entries past commit_len
-            are ignored.
+        reqs: the requests of the decode batch.
+        commits: per request [commit_len, next root, token, token, ...]; tokens past
+            commit_len are ignored. A commit_len of 0 means that no step ran.
     Returns:
-        (accepted drafts per request, total of untruncated commit lengths)
+        accepted drafts per request
     """
     num_accepted_drafts_per_req: List[int] = []
-    for req, (commit_len, *tokens) in zip(batch.reqs, commits, strict=True):
+    for req, (commit_len, _, *tokens) in zip(reqs, commits, strict=True):
+        if commit_len == 0:
+            num_accepted_drafts_per_req.append(0)
+            continue
+
         appended = 0
         for token_id in tokens[:commit_len]:
             req.output_ids.append(token_id)
@@ -145,4 +147,4 @@ def append_committed_tokens(
         req.spec_accepted_drafts += accepted
         req.update_spec_acceptance_histogram(accepted)
 
-    return num_accepted_drafts_per_req, sum(commit[0] for commit in commits)
+    return num_accepted_drafts_per_req

@@ -21,6 +21,7 @@ from sglang.srt.speculative.ddtree_utils import (
     DDTree,
     build_ddtree,
     ddtree_commit_slots,
+    ddtree_expected_lens,
     ddtree_path_len,
     ddtree_top_tokens,
     gather_path,
@@ -28,10 +29,17 @@ from sglang.srt.speculative.ddtree_utils import (
 )
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.speculative.triton_ops.fused_kv_materialize import _fused_norm_rope
 
 if TYPE_CHECKING:
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
     from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.speculative.triton_ops.fused_kv_materialize import (
+        FusedKVMaterializeHelper,
+    )
+
+
+EXPECTED_UNIT = 1 << 16
 
 
 class DDTreeStep:
@@ -43,6 +51,7 @@ class DDTreeStep:
         block_size: tokens of a draft block, the current token included.
         mask_token_id: token that fills the draft block.
         attn_backends: (target, draft) attention backends for TARGET_VERIFY.
+        fused_kv_helper: of the DFLASH worker, to write draft KV with fewer launches.
     """
 
     def __init__(
@@ -53,6 +62,7 @@ class DDTreeStep:
         block_size: int,
         mask_token_id: int,
         attn_backends: Tuple[AttentionBackend, AttentionBackend],
+        fused_kv_helper: Optional[FusedKVMaterializeHelper] = None,
     ):
         self.target_runner = target_runner
         self.draft_runner = draft_runner
@@ -61,6 +71,15 @@ class DDTreeStep:
         self.block_size = block_size
         self.mask_token_id = mask_token_id
         self.target_attn_backend, self.draft_attn_backend = attn_backends
+        self.fused_kv_helper = fused_kv_helper
+        self.build_tree, self.walk_tree = build_ddtree, walk_ddtree
+        if self.device == "cuda":
+            from sglang.srt.speculative.ddtree_kernels import (
+                build_ddtree_triton,
+                walk_ddtree_triton,
+            )
+
+            self.build_tree, self.walk_tree = build_ddtree_triton, walk_ddtree_triton
         self.embed = target_runner.model.get_input_embeddings()
         self.lm_head = getattr(target_runner.model, "lm_head", None)
         if not hasattr(self.lm_head, "weight") or not hasattr(
@@ -86,9 +105,17 @@ class DDTreeStep:
             req_pool_indices: [bs] int64 rows of `req_to_token`.
             seq_lens: [bs] int64 committed tokens, all in both KV caches.
             root_tokens: [bs] int64 current tokens, not in the KV caches yet.
-            budget: nodes per tree, the root not counted.
+            budget: nodes per tree, the root not counted. 0 drafts nothing.
         """
         bs = seq_lens.shape[0]
+        if budget == 0:
+            nothing = torch.empty((bs, 0, 1), device=self.device)
+            return build_ddtree(
+                log_probs=nothing,
+                token_ids=nothing.to(torch.int64),
+                root_tokens=root_tokens,
+                budget=0,
+            )
         block_ids = torch.full(
             (bs, self.block_size),
             self.mask_token_id,
@@ -122,7 +149,7 @@ class DDTreeStep:
         log_probs, token_ids = self._top_tokens(
             hidden.reshape(bs * (self.block_size - 1), -1), budget
         )
-        return build_ddtree(
+        return self.build_tree(
             log_probs=log_probs.view(bs, self.block_size - 1, -1),
             token_ids=token_ids.view(bs, self.block_size - 1, -1),
             root_tokens=root_tokens,
@@ -187,6 +214,7 @@ class DDTreeStep:
         req_pool_indices: torch.Tensor,
         seq_lens: torch.Tensor,
         seq_lens_cpu: Optional[torch.Tensor] = None,
+        logits_buffer: Optional[torch.Tensor] = None,
     ) -> Tuple[torch.Tensor, torch.Tensor]:
         """Run the target over all nodes of the trees.
 
@@ -194,6 +222,7 @@ class DDTreeStep:
             tree: [bs, D] trees.
             req_pool_indices, seq_lens: as in `draft`.
             seq_lens_cpu: [bs], only for attention backends that read `custom_mask`.
+            logits_buffer: [bs * D, V] float32 to take the logits, or None.
         Returns:
             (logits [bs * D, V] float32, hidden [bs * D, F] captured target features)
         """
@@ -207,6 +236,7 @@ class DDTreeStep:
             seq_lens=seq_lens,
             spec_info=spec_info,
         )
+        forward_batch.next_token_logits_buffer = logits_buffer
         output = self.target_runner.model.forward(
             forward_batch.input_ids, forward_batch.positions, forward_batch
         )
@@ -221,6 +251,7 @@ class DDTreeStep:
         hidden: torch.Tensor,
         req_pool_indices: torch.Tensor,
         seq_lens: torch.Tensor,
+        sizes: Tuple[int, ...] = (),
     ) -> torch.Tensor:
         """Walk the trees and keep what the paths carry, in both KV caches.
 
@@ -233,13 +264,15 @@ class DDTreeStep:
             target_tokens: [bs, D] int64, the target's choice after each node.
             hidden: [bs * D, F] features of `verify`.
             req_pool_indices, seq_lens: as in `draft`.
+            sizes: budgets to report the trees' expected tokens for.
         Returns:
-            [bs, 1 + P] int64: commit length, then the tokens of the path; the token at
-            commit length is the next root.
+            [bs, 2 + P + len(sizes)] int64: commit length, next root, the tokens of the
+            path, and the expected tokens of each size in units of 1 / EXPECTED_UNIT. The
+            first commit length tokens are appended, and the last of them is the next root.
         """
         bs, num_nodes = tree.tokens.shape
         path_len = ddtree_path_len(self.block_size - 1, num_nodes - 1)
-        path, commit_lens, tokens = walk_ddtree(tree, target_tokens, path_len)
+        path, commit_lens, tokens = self.walk_tree(tree, target_tokens, path_len)
         slots = self._slots(req_pool_indices, seq_lens, num_nodes)
         source, target, draft_target = ddtree_commit_slots(path, commit_lens, slots)
         self._move_target_kv(source, target)
@@ -251,12 +284,20 @@ class DDTreeStep:
             positions.flatten(),
             draft_target.flatten(),
         )
-        return torch.cat([commit_lens.unsqueeze(1), tokens], dim=1)
+        commit_lens = commit_lens.unsqueeze(1)
+        columns = [commit_lens, tokens.gather(1, commit_lens - 1), tokens]
+        if sizes:
+            expected = ddtree_expected_lens(tree.scores, sizes)
+            columns.append((expected * EXPECTED_UNIT).to(torch.int64))
+        return torch.cat(columns, dim=1)
 
     def _move_target_kv(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Move KV from `source` [bs, P] slots to `target` [bs, P] slots in all layers."""
         pool = self.target_runner.token_to_kv_pool
         source, target = source.flatten(), target.flatten()
+        if self.device != "cpu":
+            pool.move_kv_cache(target, source)
+            return
         for k_buffer, v_buffer in zip(pool.k_buffer, pool.v_buffer):
             k_buffer[target] = k_buffer[source]
             v_buffer[target] = v_buffer[source]
@@ -267,6 +308,9 @@ class DDTreeStep:
         """Write the draft KV of target features [N, F]; slot 0 takes what is not kept."""
         draft_pool = self.draft_runner.token_to_kv_pool
         hidden = self.draft_model.project_target_hidden(hidden)
+        if self.fused_kv_helper is not None:
+            self._append_draft_kv_fused(hidden, positions, slots)
+            return
         for layer in self.draft_model.layers:
             attn = layer.self_attn
             k, v = attn.kv_proj_only(hidden)
@@ -280,15 +324,43 @@ class DDTreeStep:
                 attn.attn.v_scale,
             )
 
+    def _append_draft_kv_fused(
+        self, hidden: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        # `FusedKVMaterializeHelper.materialize` without its check of the largest position,
+        # which would read it back; the RoPE cache is expanded at start.
+        helper = self.fused_kv_helper
+        kv = torch.einsum("th,loh->lto", hidden, helper.batched_kv_weight)
+        for layer_id, layer in enumerate(self.draft_model.layers):
+            k, v = _fused_norm_rope(
+                kv[layer_id],
+                helper.k_norm_weights[layer_id],
+                helper.rotary_emb.cos_sin_cache,
+                positions,
+                helper.num_kv_heads,
+                helper.head_dim,
+                helper.rotary_dim,
+                helper.eps_values[layer_id],
+            )
+            attn = layer.self_attn.attn
+            self.draft_runner.token_to_kv_pool.set_kv_buffer(
+                attn, slots, k, v, attn.k_scale, attn.v_scale
+            )
+
     # ---- shared ---------------------------------------------------------------
 
     def _slots(
         self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, num: int
     ) -> torch.Tensor:
-        """KV slots [bs, num] of the positions from `seq_lens` on."""
+        """KV slots [bs, num] of the positions from `seq_lens` on.
+
+        Padding rows of a CUDA graph have a negative pool index and get slot 0.
+        """
         columns = seq_lens.unsqueeze(1) + torch.arange(num, device=self.device)
+        rows = req_pool_indices.unsqueeze(1)
         req_to_token = self.target_runner.req_to_token_pool.req_to_token
-        return req_to_token[req_pool_indices.unsqueeze(1), columns].to(torch.int64)
+        slots = req_to_token[rows.clamp(min=0), columns]
+        return torch.where(rows >= 0, slots, 0).to(torch.int64)
 
     def _forward_batch(
         self,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.e2e)
             item.add_marker(pytest.mark.engine)
             item.add_marker(pytest.mark.timeout(600))
+            if item.get_closest_marker("slow") and not os.environ.get("DDTREE_ENGINE_SLOW"):
+                item.add_marker(pytest.mark.skip(reason="DDTREE_ENGINE_SLOW is not set"))
             if engine_python() is None:
                 item.add_marker(pytest.mark.skip(reason="DDTREE_ENGINE_PYTHON is not set"))
 

@@ -90,10 +90,12 @@ class Req:
 @pytest.mark.parametrize("depth", range(5))
 def test_stop_inside_the_path_truncates_output_and_kv_together(depth):
     stopping, going = Req(stop_after=depth + 1), Req()
-    batch = SimpleNamespace(reqs=[stopping, going])
-    commits = [[5, 20, 21, 22, 23, 24, 99], [2, 30, 31, 99, 99, 99, 99]]
-    accepted, total = ddtree_info.append_committed_tokens(batch, commits)
+    commits = [[5, 24, 20, 21, 22, 23, 24, 99], [2, 31, 30, 31, 99, 99, 99, 99]]
+    waiting = Req()
+    commits.append([0, 0])
+    accepted = ddtree_info.append_committed_tokens([stopping, going, waiting], commits)
     assert stopping.output_ids == [1, *range(20, 21 + depth)]
     assert stopping.kv_committed_len == 10 + depth + 1
     assert going.output_ids == [1, 30, 31] and going.kv_committed_len == 12
-    assert accepted == [depth, 1] and total == 7
+    assert accepted == [depth, 1, 0]
+    assert waiting.output_ids == [1] and waiting.spec_verify_ct == 0
