@@ -13,7 +13,7 @@ import shutil
 import stat
 import tarfile
 import zlib
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
 from ddtree_deploy.agent.protocol import Progress, ProgressSink
 from ddtree_deploy.errors import InputError, StepError
@@ -26,8 +26,9 @@ _READ = 1 << 20
 _CHUNK = 4 << 20  # bytes of a tar in one answer, before compression
 _BLOCK = 512
 
-# The tar being read by this session; an agent serves one request after the other.
+# The tar being read by this session, and what its donor has; an agent serves one request after the other.
 _reading: Optional[Iterator[bytes]] = None
+_available: Dict[str, Dict[str, List[Distribution]]] = {}
 
 
 def op_digest(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
@@ -37,7 +38,7 @@ def op_digest(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     Raises InputError ``donor-missing``, StepError ``source-lacks``, ``source-incomplete``.
     """
     venv, site = _venv(params)
-    available = find_distributions(venv, site)
+    available = _available[venv] = find_distributions(venv, site)
     chosen = [pick(available, name, version, venv) for name, version in sorted(params["packages"].items())]
     found: Dict[str, Any] = {}
     for number, distribution in enumerate(chosen):
@@ -55,7 +56,8 @@ def op_open(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     """Op ``donor.open``: {path, name, version} -> {}; ``donor.read`` then gives the tar."""
     global _reading
     venv, site = _venv(params)
-    distribution = pick(find_distributions(venv, site), str(params["name"]), str(params["version"]), venv)
+    available = _available.get(venv) or find_distributions(venv, site)
+    distribution = pick(available, str(params["name"]), str(params["version"]), venv)
     _reading = _chunks(_tar(venv, distribution))
     return {}
 
