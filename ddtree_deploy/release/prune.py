@@ -13,7 +13,13 @@ from ddtree_deploy.release.files import remove_tree, sync_folder
 from ddtree_deploy.release.journal import Journal
 from ddtree_deploy.release.layout import PARTIAL, REMOVING, Layout
 from ddtree_deploy.release.lock import Lock
-from ddtree_deploy.release.store import current_release, list_releases, previous_release, read_record
+from ddtree_deploy.release.store import (
+    current_release,
+    list_releases,
+    previous_release,
+    read_record,
+    require_root,
+)
 
 # A provision sends its blobs before it takes the lock, so young ones may be somebody's who waits.
 _YOUNG_BLOB_SECONDS = 3600.0
@@ -29,8 +35,7 @@ def prune(root: str, keep: Any, progress: ProgressSink) -> Dict[str, Any]:
     if not isinstance(keep, int) or isinstance(keep, bool) or keep < 0:
         raise InputError("bad-keep", f"--keep must be a whole number from 0, not {keep!r}")
     layout = Layout(root)
-    if not layout.root.is_dir():
-        raise InputError("no-root", f"nothing was provisioned under {layout.root}", where=str(layout.root))
+    require_root(layout)
     with Lock(layout.lock, f"prune --keep {keep}") as lock:
         free_before = _free(layout)
         journal = Journal(layout.journal)

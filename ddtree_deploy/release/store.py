@@ -115,7 +115,7 @@ def rollback(root: str, to: Optional[str]) -> Dict[str, Any]:
     ``nothing-to-roll-back``; LockedError.
     """
     layout = Layout(root)
-    _require_root(layout)
+    require_root(layout)
     with Lock(layout.lock, f"rollback --to {to}" if to else "rollback") as lock:
         current = current_release(layout)
         target = to or previous_release(layout)
@@ -190,7 +190,7 @@ def _available(root: str) -> str:
     return "releases there: " + (", ".join(names) if names else "none")
 
 
-def _require_root(layout: Layout) -> None:
+def require_root(layout: Layout) -> None:
     if not layout.root.is_dir():
         raise InputError(
             "no-root",

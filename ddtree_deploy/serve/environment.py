@@ -55,11 +55,21 @@ def resolve_release(root: Path, release: Optional[str]) -> Path:
     if release is None:
         current = root / "current"
         if not current.exists():
-            raise InputError("no-current-release", "no release is active", where=str(current), hint="run provision")
+            raise InputError(
+                "no-current-release",
+                "no release is active",
+                where=str(current),
+                hint="run: ddtree-deploy provision HOST",
+            )
         return current.resolve()
     path = Path(release).expanduser() if "/" in release else root / "releases" / release
     if not path.is_dir():
-        raise InputError("release-missing", f"there is no release {release!r}", where=str(path), hint="list releases")
+        raise InputError(
+            "release-missing",
+            f"there is no release {release!r}",
+            where=str(path),
+            hint="ddtree-deploy releases HOST lists them",
+        )
     return path.resolve()
 
 

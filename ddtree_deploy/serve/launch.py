@@ -90,7 +90,9 @@ def pick_services(layout: Layout, names: Optional[List[str]]) -> List[ServiceFol
     """The named services, or all; raises InputError ``no-such-service`` or ``no-services``."""
     folders = service_folders(layout.root)
     if not folders:
-        raise InputError("no-services", "there are no services", where=str(layout.services), hint="run launch first")
+        raise InputError(
+            "no-services", "there are no services", where=str(layout.services), hint="run: ddtree-deploy launch HOST"
+        )
     if names is None:
         return folders
     known = {folder.name: folder for folder in folders}
