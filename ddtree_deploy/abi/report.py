@@ -21,7 +21,14 @@ _WHEN = {
     "first-kernel": "at the first kernel",
     "under-load": "under load",
 }
-_SYMBOLS_SHOWN, _FILES_SHOWN = 3, 3
+_SIGNS = {
+    "add": ("+", "green"),
+    "remove": ("-", "red"),
+    "replace": ("~", "yellow"),
+    "rebuild": ("~", "yellow"),
+    "change": ("~", "yellow"),
+}
+_SYMBOLS_SHOWN, _FILES_SHOWN, _CHANGED_SHOWN = 3, 3, 20
 
 
 def exit_code(report: Mapping[str, Any]) -> int:
@@ -107,3 +114,51 @@ def write_sarif(path: Path, report: Mapping[str, Any]) -> None:
         path.write_text(json.dumps(sarif(report, __version__), indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise InputError("cannot-write", f"{path}: {error.strerror}", where=str(path)) from error
+
+
+def render_difference(
+    console: Console, difference: Mapping[str, Any], *, host: str = "", verbose: bool = False
+) -> None:
+    """What ``abi.diff`` found: packages with versions and ABI tags, then files that no package explains."""
+    from rich.table import Table
+    from rich.text import Text
+
+    left, right = difference["left"], difference["right"]
+    place = f"{host}: " if host else ""
+    console.print(Text(f"{place}{_side(left)} -> {_side(right)}", style="bold"))
+    if left["abi_tag"] != right["abi_tag"]:
+        console.print(Text(f"ABI tag: {left['abi_tag'] or 'none'} -> {right['abi_tag'] or 'none'}", style="yellow"))
+    if difference["packages"]:
+        table = Table(box=None, pad_edge=False)
+        for column in ("", "package", "from", "to", "files"):
+            table.add_column(column, justify="right" if column == "files" else "left")
+        for package in difference["packages"]:
+            sign, style = _SIGNS[package["change"]]
+            versions = (Text(_version(package, "old")), Text(_version(package, "new")))
+            table.add_row(sign, package["name"], *versions, str(package["files"] or ""), style=style)
+        console.print(table)
+    shown = difference["files"] if verbose else difference["files"][:_CHANGED_SHOWN]
+    for file in shown:
+        sign, style = _SIGNS[file["change"]]
+        owner = f"  ({file['package']})" if file["package"] else ""
+        console.print(Text(f"{sign} {file['path']}{owner}", style=style))
+    hidden = len(difference["files"]) - len(shown)
+    if hidden:
+        console.print(Text(f"and {hidden} more files (shown with -v)", style="dim"))
+    console.print(
+        Text(
+            f"{len(difference['packages'])} packages and {len(difference['files'])} other files differ; "
+            f"{difference['unchanged_packages']} packages and {difference['unchanged_files']} files are the same"
+        )
+    )
+
+
+def _side(side: Mapping[str, Any]) -> str:
+    return f"{side['release'] or side['path']} (torch {side['torch'] or 'none'})"
+
+
+def _version(package: Mapping[str, Any], which: str) -> str:
+    version, abi = package[f"{which}_version"], package[f"{which}_abi"]
+    if version is None:
+        return "-"
+    return version if abi is None or version.endswith("+" + abi) else f"{version} [{abi}]"

@@ -48,7 +48,7 @@ _COMMANDS: list[tuple[str, str, Callable[..., Any], list[str]]] = [
         "abi",
         "Audit the binaries of any venv",
         audit_commands.abi,
-        ["abi /opt/venv", "abi gpu1:/opt/venv --json"],
+        ["abi /opt/venv", "abi gpu1:/opt/venv --sarif abi.sarif", "abi --explain old-cxx-abi"],
     ),
     (
         "launch",
@@ -66,6 +66,12 @@ _COMMANDS: list[tuple[str, str, Callable[..., Any], list[str]]] = [
         "Make an earlier release current",
         release_commands.rollback,
         ["rollback gpu1", "rollback gpu1 --to RELEASE"],
+    ),
+    (
+        "diff",
+        "What changed between two releases",
+        audit_commands.diff,
+        ["diff gpu1:RELEASE current", "diff /opt/venv /opt/other"],
     ),
     ("prune", "Remove old releases", release_commands.prune, ["prune gpu1 --keep 2"]),
 ]

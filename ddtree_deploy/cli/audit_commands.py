@@ -90,27 +90,85 @@ def _survey_params(host: HostSettings) -> dict[str, Any]:
 def abi(
     context: typer.Context,
     target: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="TARGET", help="A venv: PATH on this machine or HOST:PATH.", autocompletion=complete_hosts
+            metavar="TARGET",
+            help="A venv: PATH on this machine or HOST:PATH; HOST alone is its current release.",
+            autocompletion=complete_hosts,
         ),
-    ],
+    ] = None,
+    sarif: Annotated[Path | None, typer.Option("--sarif", metavar="FILE", help="Also write SARIF 2.1.0.")] = None,
+    explain: Annotated[
+        str | None, typer.Option("--explain", metavar="ID", help="What a finding means; needs no TARGET.")
+    ] = None,
 ) -> None:
     """Audit any venv from its files alone, before anything is imported. Exit 1 on errors."""
-    from ddtree_deploy.abi.report import exit_code, render
+    from ddtree_deploy.abi.explain import EXPLANATIONS
+    from ddtree_deploy.abi.explain import explain as explanation
+    from ddtree_deploy.abi.report import exit_code, render, write_sarif
+    from ddtree_deploy.errors import InputError
 
     app = app_context(context)
+    if explain is not None:
+        text = explanation(explain)
+        app.output.emit({"id": explain, **EXPLANATIONS[explain]._asdict()}, lambda console: console.print(text))
+        return
+    if target is None:
+        raise InputError("no-target", "say what to audit", where="TARGET", hint="ddtree-deploy abi /opt/venv")
     host, path = _target(app, target)
-    work = call_op("abi.audit", lambda settings: {"path": path}, exit_code)
+    params = {"path": path, **({"root": host.root} if host.name != "local" else {})}
 
-    def draw(console: Console, result: HostResult) -> None:
-        render(console, result.value, host="" if result.host == LOCAL else result.host, verbose=app.output.verbose)
+    def work(settings: HostSettings, connect: Connector, sink: ProgressSink) -> HostResult:
+        result = call_op("abi.audit", lambda _: params, exit_code)(settings, connect, sink)
+        if sarif is not None and result.value:
+            write_sarif(sarif, result.value)
+        return result
 
-    run_on_hosts(app, "abi", [host], work, draw)
+    run_on_hosts(
+        app, "abi", [host], work, lambda console, result: render(console, result.value, verbose=app.output.verbose)
+    )
 
 
-def _target(app: AppContext, target: str) -> tuple[HostSettings, str]:
-    """``PATH`` is on this machine; ``HOST:PATH`` is on a host of the inventory, ``HOST`` alone its current release."""
+def diff(
+    context: typer.Context,
+    left: Annotated[
+        str,
+        typer.Argument(
+            metavar="FROM", help="PATH, or HOST:RELEASE, HOST:current or HOST:PATH.", autocompletion=complete_hosts
+        ),
+    ],
+    right: Annotated[str, typer.Argument(metavar="TO", help="The same; without HOST: on FROM's host.")],
+) -> None:
+    """Show which packages, ABI tags and files differ between two releases or venvs of one host. Exit 0."""
+    from ddtree_deploy.abi.report import render_difference
+    from ddtree_deploy.errors import InputError
+
+    app = app_context(context)
+    host, first = _target(app, left, releases=True)
+    second = right
+    if ":" in right and not right.startswith(("/", ".", "~")):
+        other, second = _target(app, right, releases=True)
+        if other.name != host.name:
+            message = f"{left} and {right} are on different hosts; both are read where they are"
+            raise InputError("two-hosts", message, where="TO", hint="Compare releases of one host.")
+    elif host.name == "local" and ("/" in right or Path(right).expanduser().exists()):
+        second = str(Path(right).expanduser().absolute())
+    params = {"root": host.root, "left": first, "right": second}
+    work = call_op("abi.diff", lambda _: params, lambda result: 0)
+    run_on_hosts(
+        app,
+        "diff",
+        [host],
+        work,
+        lambda console, result: render_difference(console, result.value, host=host.name, verbose=app.output.verbose),
+    )
+
+
+def _target(app: AppContext, target: str, *, releases: bool = False) -> tuple[HostSettings, str]:
+    """``PATH`` is on this machine; ``HOST:PATH`` is on a host of the inventory, ``HOST`` alone its current release.
+
+    With ``releases``, ``HOST:RELEASE`` is let through too, for the agent to find.
+    """
     from ddtree_deploy.errors import InputError
     from ddtree_deploy.inventory.settings import Connection, HostSettings
 
@@ -120,6 +178,8 @@ def _target(app: AppContext, target: str) -> tuple[HostSettings, str]:
         return here, str(local.absolute())
     name, _, path = target.partition(":")
     host = app.inventory().host(name)
+    if releases and path and "/" not in path:
+        return host, path
     if path and not path.startswith(("/", "~")):
         raise InputError("bad-path", f"{path!r} is not an absolute path on {name}", where="TARGET")
     return host, path or f"{host.root}/current"
