@@ -21,7 +21,7 @@ PACKAGES = ("pytest", "_pytest", "py.py", "pluggy", "iniconfig", "packaging", "p
 
 
 def engine_python() -> str | None:
-    """The python of a provisioned release, named by DDTREE_ENGINE_PYTHON."""
+    """The python of a provisioned release, named by DDTREE_ENGINE_PYTHON; without it, tests/conftest.py makes one."""
     return os.environ.get("DDTREE_ENGINE_PYTHON") or None
 
 

@@ -18,7 +18,6 @@ UNIT = Path(__file__).parent / "unit"
 @pytest.mark.e2e
 @pytest.mark.engine
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(engine_python() is None, reason="DDTREE_ENGINE_PYTHON is not set")
 def test_unit_tests_pass_in_the_release(tmp_path: Path) -> None:
     links = tmp_path / "packages"
     links.mkdir()

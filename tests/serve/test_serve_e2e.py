@@ -1,7 +1,7 @@
 """The real engine under our supervisor, on the CPU, with the nano pair.
 
 ``DDTREE_ENGINE_PYTHON`` names the python of a provisioned CPU release (one without a record of ours is given what the
-CPU profile says).
+CPU profile says); without it the session's own release is taken.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from ddtree_deploy.serve.process import identify, is_alive, send_signal, service
 from ddtree_deploy.serve.state import ServiceState
 from ddtree_deploy.verify.checks import op_verify
 
-ENGINE = os.environ.get("DDTREE_ENGINE_PYTHON")
 PROJECT = Path(__file__).resolve().parents[2]
 PAIR = PROJECT / "pairs" / "nano"
 SHIMS = PROJECT / "overlays" / "files" / "cpu"
@@ -33,12 +32,11 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.engine,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(ENGINE is None, reason="DDTREE_ENGINE_PYTHON is not set"),
 ]
 
 
 def release() -> Path:
-    return Path(str(ENGINE)).parent.parent
+    return Path(os.environ["DDTREE_ENGINE_PYTHON"]).parent.parent
 
 
 def given(**changes: Any) -> dict[str, Any]:

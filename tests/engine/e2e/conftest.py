@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from engine.reference import PlainReference, ddtree_args
-from engine.support import Server, engine_python
+from engine.support import Server
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
@@ -16,8 +17,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(600))
             if item.get_closest_marker("slow") and not os.environ.get("DDTREE_ENGINE_SLOW"):
                 item.add_marker(pytest.mark.skip(reason="DDTREE_ENGINE_SLOW is not set"))
-            if engine_python() is None:
-                item.add_marker(pytest.mark.skip(reason="DDTREE_ENGINE_PYTHON is not set"))
 
 
 @pytest.fixture(scope="session")

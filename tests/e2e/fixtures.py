@@ -1,0 +1,140 @@
+"""Session fixtures: one real release, provisioned by the real command line, for all end-to-end tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from e2e.base_venv import UV, make_base_venv
+from e2e.program import PROJECT, Program, Ran, kill_tree, mentioning, wait_until
+from e2e.snapshot import Entry, snapshot
+
+PAIR = PROJECT / "pairs" / "nano"
+ENGINE = "DDTREE_ENGINE_PYTHON"
+PROFILE = "sglang-0.5.11-cpu"
+HOST = """\
+  {name}:
+    connection: {connection}
+    root: {root}
+    base: {base}
+    profile: sglang-0.5.11-cpu
+    model: {pair}/target
+    draft: {pair}/draft
+    budget: 31
+    ports: {ports}
+    launch_timeout: 300
+"""
+
+
+@dataclass(frozen=True)
+class LocalRelease:
+    """The session's release and what was seen while it came to be."""
+
+    program: Program
+    folder: Path
+    root: Path
+    base: Path
+    base_before: dict[str, Entry]
+    planned: Ran  # plan --json, before anything was done
+    interrupted: Ran  # a provision that was killed while uv worked
+    after_kill: list[Path]  # what it left under the root
+    provisioned: Ran  # provision --json
+
+    @property
+    def id(self) -> str:
+        return str(self.provisioned.host["result"]["release_id"])
+
+    @property
+    def path(self) -> Path:
+        return self.root / "releases" / self.id
+
+    @property
+    def python(self) -> Path:
+        return self.path / "bin" / "python"
+
+    @property
+    def current(self) -> str:
+        return (self.root / "current").readlink().name
+
+
+def host_entry(name: str, root: Path, base: Path, ports: str, connection: str = "local", more: str = "") -> str:
+    entry = HOST.format(name=name, root=root, base=base, pair=PAIR, ports=ports, connection=connection)
+    return entry + "".join(f"    {line}\n" for line in more.splitlines())
+
+
+@pytest.fixture(scope="session")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder on the file system of uv's cache, so that releases of 8 GB are hard links. Nothing outlives it."""
+    cache = Path(subprocess.run([UV, "cache", "dir"], check=True, capture_output=True, text=True).stdout.strip())
+    cache.mkdir(parents=True, exist_ok=True)
+    folder = tmp_path_factory.mktemp("e2e")
+    if folder.stat().st_dev != cache.stat().st_dev:
+        folder = Path(tempfile.mkdtemp(prefix="ddtree-e2e-", dir=cache.parent))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        for pid in mentioning(str(folder)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def local_release(workplace: Path) -> LocalRelease:
+    """The CPU profile on this machine: planned, killed while uv works, and provisioned."""
+    folder = workplace / "local"
+    folder.mkdir()
+    root, base = folder / "root", make_base_venv(folder / "base", folder / "outer")
+    inventory = folder / "hosts.yaml"
+    inventory.write_text("hosts:\n" + host_entry("box", root, base, "37000-37009"), "utf-8")
+    program = Program(inventory)
+    before = snapshot(base)
+    planned = program.run("plan", "box", "--json")
+    interrupted = _killed_while_uv_works(program, root)
+    left = sorted(root.rglob("*.partial"))
+    provisioned = program.run("provision", "box", "--json", timeout=1500, code=0)
+    return LocalRelease(program, folder, root, base, before, planned, interrupted, left, provisioned)
+
+
+@pytest.fixture(scope="session")
+def engine_release(request: pytest.FixtureRequest) -> str:
+    """The python of a release with the engine, in the environment variable too: the one that it names, else ours."""
+    if not os.environ.get(ENGINE):
+        if reason := supported():
+            pytest.skip(reason)
+        release: LocalRelease = request.getfixturevalue("local_release")
+        os.environ[ENGINE] = str(release.python)
+    return os.environ[ENGINE]
+
+
+def _killed_while_uv_works(program: Program, root: Path) -> Ran:
+    process = program.start("provision", "box", "--json")
+    try:
+        wait_until(
+            lambda: (
+                process.poll() is not None or list(root.glob("cache/staging/*.partial/lib/python3*/site-packages/*"))
+            ),
+            "uv at work",
+            600,
+        )
+    finally:
+        kill_tree(process.pid)
+        out, err = process.communicate(timeout=30)
+    return Ran(process.returncode, out, err, 0.0)
+
+
+def supported() -> str | None:
+    """Why the profile cannot be provisioned here, if it cannot."""
+    if not sys.platform.startswith("linux") or os.uname().machine != "x86_64":
+        return "the CPU profile is for Linux on x86_64"
+    return None

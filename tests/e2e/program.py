@@ -1,0 +1,148 @@
+"""Running the command line as users do: a process of its own, with an inventory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parents[2]
+COMMAND = [str(Path(sys.executable).with_name("ddtree-deploy"))]
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def json(self) -> Any:
+        """stdout, which must be one JSON document and nothing else."""
+        return json.loads(self.out)
+
+    @property
+    def host(self) -> Any:
+        """The only host's part of the document."""
+        (host,) = self.json["hosts"]
+        return host
+
+    @property
+    def said(self) -> str:
+        return f"exit code {self.code}\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
+
+
+@dataclass(frozen=True)
+class Program:
+    """``ddtree-deploy`` with an inventory and an environment of the test's."""
+
+    inventory: Path | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    prefix: tuple[str, ...] = ()  # put before the command: setpriv ...
+    command: tuple[str, ...] = tuple(COMMAND)
+    cwd: Path | None = None
+
+    def run(self, *words: str, timeout: float = 300, code: int | None = None) -> Ran:
+        """Run it to its end; with ``code``, that must be the exit code."""
+        began = time.monotonic()
+        process = self.start(*words)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        finally:
+            end(process)
+        ran = Ran(process.returncode, out, err, time.monotonic() - began)
+        assert code is None or ran.code == code, f"{' '.join(words)}: expected {code}, {ran.said}"
+        return ran
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start it in a process group of its own, as a shell does."""
+        named = ["--inventory", str(self.inventory)] if self.inventory is not None else []
+        return subprocess.Popen(
+            [*self.prefix, *self.command, *named, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(**self.environment),
+            cwd=self.cwd,
+            start_new_session=True,
+        )
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Ours, without what would change the program's output or the engine's speed."""
+    dropped = ("COLUMNS", "DDTREE_KNOWN_HOSTS", "SSH_AUTH_SOCK", "PYTHONPATH", "VIRTUAL_ENV")
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
+    return {**kept, "NO_COLOR": "1", "OMP_NUM_THREADS": "1", **changes}
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """See to it that nothing of ``process`` is left, whatever happened."""
+    if process.poll() is None:
+        kill_tree(process.pid)
+        process.wait(30)
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+
+
+def wait_until(true: Callable[[], object], what: str, seconds: float = 120) -> Any:
+    """Poll until ``true()``; what it returned."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = true()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"{what}: not within {seconds:.0f} s")
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that ``pid`` started, and those they started, whatever their group or session."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(folder.name))
+    found, todo = [], [pid]
+    while todo:
+        for child in children.get(todo.pop(), []):
+            found.append(child)
+            todo.append(child)
+    return found
+
+
+def kill_tree(pid: int) -> list[int]:
+    """SIGKILL ``pid`` and everything below it, all at once: nobody gets to clean up. Returns the pids."""
+    doomed = [pid, *descendants(pid)]
+    for number in doomed:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(number, signal.SIGSTOP)
+    doomed = list(dict.fromkeys([*doomed, *descendants(pid)]))
+    for number in doomed:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+    return doomed
+
+
+def mentioning(text: str) -> dict[int, str]:
+    """Live processes with ``text`` in their arguments or environment: pid -> command line."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes()
+            if words and text.encode() in words + (folder / "environ").read_bytes():
+                found[int(folder.name)] = words.replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    return found
