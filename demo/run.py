@@ -29,7 +29,7 @@ MAX_TOKENS = 128
 BASE_PACKAGES = ["packaging==23.2", "iniconfig==2.0.0"]  # one that the overlay replaces, one that stays
 BEGIN = "<|endoftext|>"  # every document that the model was trained on begins with it
 
-INVENTORY = """# Written by 'make demo'. Float32: rounding flips no token, so answers can be compared to the letter.
+INVENTORY = """# Written by 'make demo'. In float32 answers can be compared to the letter: rounding flips no token.
 hosts:
   {host}:
     connection: local
