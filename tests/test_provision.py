@@ -147,7 +147,7 @@ def test_a_donor_on_another_host_is_asked_too(tmp_path: Path) -> None:
     path = tmp_path / "hosts.yaml"
     path.write_text(INVENTORY, "utf-8")
     inventory = load_inventory(path)
-    prepared = prepare(inventory.host("target"), Choices(source="donor:other"))
+    prepared = prepare(inventory.host("target"), Choices(source="donor:other"), inventory=inventory)
     host = RecordedHost(facts=answer_facts)
     result = provision_host(prepared, Connector(open_session=host.open), inventory, dry_run=True)
     asked = [(name, params["base"], params["root"]) for name, _, params in host.calls]
@@ -178,7 +178,7 @@ def test_plan_error_is_none_without_errors(target: Prepared) -> None:
 
 
 def test_unknown_sources_are_refused() -> None:
-    from ddtree_deploy.plan.gather import parse_source
+    from ddtree_deploy.plan.source_choice import parse_source
 
     assert parse_source("donor:gpu2:/opt/venv").host == "gpu2"
     assert parse_source("index:https://index.example/simple").location == "https://index.example/simple"

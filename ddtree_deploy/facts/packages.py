@@ -222,17 +222,18 @@ def _linked_majors(path: Path) -> Set[int]:
 
 
 def _headers(text: str) -> Dict[str, List[str]]:
-    """The headers before the first empty line, by lower-case name. Continuation lines matter to none that we read."""
+    """The headers before the first empty line, by lower-case name. Continuation lines matter to none that we read; a
+    license in several lines has such with nothing but blanks."""
     headers: Dict[str, List[str]] = {}
-    for line in _lines_until_blank(text):
+    for line in _lines_until_empty(text):
         key, colon, value = line.partition(":")
         if colon and not line[0].isspace():
             headers.setdefault(key.lower(), []).append(value.strip())
     return headers
 
 
-def _lines_until_blank(text: str) -> Iterator[str]:
+def _lines_until_empty(text: str) -> Iterator[str]:
     for line in text.splitlines():
-        if not line.strip():
+        if not line:
             return
         yield line

@@ -17,6 +17,7 @@ from ddtree_deploy.inventory.settings import (
     Origin,
     build_settings,
     split_donor,
+    split_login,
 )
 from ddtree_deploy.inventory.validation import Finding, near, report, unknown_name, validate
 from ddtree_deploy.inventory.yaml_lines import Document, KeyPath, read_yaml
@@ -226,9 +227,12 @@ def _host_findings(settings: HostSettings, file: InventoryFile) -> list[Finding]
 
 def _donor_findings(donor: str, settings: HostSettings, hosts: dict[str, HostEntry], at: KeyPath) -> list[Finding]:
     host, path = split_donor(donor)
-    if host is not None and host not in hosts:
+    login = split_login(host) is not None if host else False
+    if login and path is None:
+        return [Finding("bad-path", f"donor {donor!r}: which venv there?", at, f"donor: {donor}:/path/of/venv", True)]
+    if host is not None and host not in hosts and not login:
         close = near(host, hosts)
-        hint = f"did you mean {close!r}?" if close else "write HOST, HOST:/path/of/venv or /path/of/venv"
+        hint = f"did you mean {close!r}?" if close else "write HOST, HOST:/path, USER@ADDRESS:/path or /path"
         return [Finding("unknown-host", f"donor {donor!r} names no host of this inventory", at, hint, True)]
     if path is not None and not path.startswith(("/", "~/")):
         return [Finding("bad-path", f"donor {donor!r}: expected an absolute path after the host", at, None, True)]

@@ -241,12 +241,14 @@ class ConnectionOptions(StrictModel):
 
 
 class SourceOptions(StrictModel):
-    """Where an overlay's packages come from: an index, a wheelhouse folder, or a donor's venv."""
+    """Where an overlay's packages come from: an index, a wheelhouse folder, or a donor's venv; beside a donor, the
+    index or wheelhouse is for what the donor lacks."""
 
     index: Optional[IndexUrl] = None
     extra_index: Optional[list[IndexUrl]] = None
     wheelhouse: Optional[Text] = None
     donor: Optional[Text] = None
+    take_edited: Optional[bool] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -260,11 +262,13 @@ class SourceOptions(StrictModel):
 
     @model_validator(mode="after")
     def _one(self) -> SourceOptions:
-        kinds = [name for name in ("wheelhouse", "donor") if getattr(self, name)]
+        kinds = ["wheelhouse"] if self.wheelhouse else []
         kinds += ["index"] if self.index or self.extra_index else []
-        if len(kinds) != 1:
+        if len(kinds) + bool(self.donor) == 0 or len(kinds) > 1:
             what = "none" if not kinds else " and ".join(sorted(kinds))
             raise wrong("bad-source", f"expected one of index, wheelhouse and donor, found {what}")
+        if self.take_edited is not None and not self.donor:
+            raise wrong("bad-source", "take_edited is about a donor, and there is none", "remove it")
         return self
 
 
@@ -311,5 +315,5 @@ class InventoryFile(StrictModel):
 MISPLACED = {
     **dict.fromkeys(("address", "port", "user", "identity", "jump", "connect_timeout", "python"), "connection"),
     "groups": "hosts",
-    **dict.fromkeys(("index", "extra_index", "wheelhouse", "donor"), "source"),
+    **dict.fromkeys(("index", "extra_index", "wheelhouse", "donor", "take_edited"), "source"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
@@ -127,11 +128,18 @@ class HostSettings:
         """The source for the planner. An index given by reference stays one (see :meth:`index_urls`); a donor host
         without a path has None for ``location``: ``Inventory.plan_source`` fills in its base venv."""
         options = self.source
-        if options.wheelhouse:
-            return Source(kind="wheelhouse", location=str(self.wheelhouse_path()))
         if options.donor:
             host, path = split_donor(options.donor)
-            return Source(kind="donor", location=path, host=host)
+            edited = bool(options.take_edited)
+            return Source(kind="donor", location=path, host=host, rest=self._rest(options), take_edited=edited)
+        return self._rest(options) or Source(kind="index")
+
+    def _rest(self, options: SourceOptions) -> Optional[Source]:
+        """The index or the wheelhouse of ``options``: the source itself, or what a donor lacks comes from there."""
+        if options.wheelhouse:
+            return Source(kind="wheelhouse", location=str(self.wheelhouse_path()))
+        if not (options.index or options.extra_index):
+            return None
         location = None if options.index in (None, "default") else options.index
         return Source(kind="index", location=location, extra=list(options.extra_index or []))
 
@@ -163,11 +171,24 @@ class HostSettings:
 
 
 def split_donor(text: str) -> tuple[Optional[str], Optional[str]]:
-    """``(host, path)`` of ``/path`` (on the target itself), ``HOST`` (its base venv) or ``HOST:/path``."""
+    """``(host, path)`` of ``/path`` (on the target itself), ``HOST`` (its base venv), ``HOST:/path`` or
+    ``USER@ADDRESS[:PORT]:/path``."""
     if text.startswith(("/", "~")):
         return None, text
+    if "@" in text.partition("/")[0]:
+        match = re.match(r"(?P<login>[^@]+@(?:\[[^\]]*\]|[^:\[\]]*)(?::\d+)?)(?::(?P<path>.*))?\Z", text)
+        if match is not None:
+            return match["login"], match["path"] or None
     host, _, path = text.partition(":")
     return host, path or None
+
+
+def split_login(text: str) -> Optional[tuple[str, str, Optional[int]]]:
+    """``(user, address, port)`` of ``USER@ADDRESS[:PORT]``; None for anything else, such as the name of a host."""
+    match = re.fullmatch(r"([^@:/\[\]]+)@(?:\[([0-9A-Fa-f:.%\w]+)\]|([^@:/\[\]]+))(?::(\d{1,5}))?", text)
+    if match is None or not 0 < int(match[4] or 22) < 65536:
+        return None
+    return match[1], match[2] or match[3], int(match[4]) if match[4] else None
 
 
 @dataclass

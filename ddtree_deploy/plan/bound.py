@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 
+from ddtree_deploy.facts.model import Package
+from ddtree_deploy.release.bare import NVIDIA
+
 TORCH = "torch"
 
 
@@ -48,7 +51,7 @@ ALIASES = (
 )
 
 _CUDA_SUFFIX = re.compile(r"-cu(\d{2})\d?$")
-_CUDA_TAG = re.compile(r"cu(\d{2})\d$")
+_CUDA_TAG = re.compile(r"cu(\d{2})\d?$")
 
 
 def torch_bound(name: str) -> bool:
@@ -56,15 +59,29 @@ def torch_bound(name: str) -> bool:
     return name in _TORCH_BOUND
 
 
+def links_torch(package: Package) -> bool:
+    """True for packages whose shared objects want torch's C++ libraries, whatever their name."""
+    return TORCH in package.links
+
+
+def linked_majors(package: Package) -> set[int]:
+    """The CUDA majors whose libraries the package's shared objects want from outside."""
+    return {int(link[4:]) for link in package.links if link.startswith("cuda")}
+
+
 def cuda_major(tag: str | None) -> int | None:
-    """The CUDA major of an ABI tag: ``cu128`` -> 12; None for ``cpu`` or no tag."""
+    """The CUDA major of an ABI tag: ``cu128`` -> 12, ``cu13`` -> 13; None for ``cpu`` or no tag."""
     match = _CUDA_TAG.fullmatch(tag or "")
     return int(match.group(1)) if match else None
 
 
 def cuda_library(name: str) -> bool:
     """True for NVIDIA's wheels of CUDA libraries (cublas, cudnn, nccl ...)."""
-    return name in _TOOLKIT_LIBRARIES or (name.startswith("nvidia-") and _CUDA_SUFFIX.search(name) is not None)
+    return (
+        name in _TOOLKIT_LIBRARIES
+        or name == NVIDIA
+        or (name.startswith("nvidia-") and _CUDA_SUFFIX.search(name) is not None)
+    )
 
 
 def library_major(name: str, tag: str | None) -> int | None:

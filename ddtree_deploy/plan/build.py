@@ -13,12 +13,13 @@ from ddtree_deploy.facts.model import HostFacts, ReleaseInfo, Venv
 from ddtree_deploy.plan.draft import PlanDraft
 from ddtree_deploy.plan.files import diff_files, engine_problems
 from ddtree_deploy.plan.inputs import PlanInputs
-from ddtree_deploy.plan.model import Action, FileChange, Plan, Problem
+from ddtree_deploy.plan.model import Action, FileChange, PackageChange, Plan, Problem
 from ddtree_deploy.plan.packages import PackageDiff, diff_packages, same_version
 from ddtree_deploy.plan.problems import error, host_problems, usable_base
 from ddtree_deploy.plan.release_id import inputs_digest, release_id
 from ddtree_deploy.plan.sizes import installed_bytes
-from ddtree_deploy.plan.sources import source_problems
+from ddtree_deploy.plan.source_choice import donor_place
+from ddtree_deploy.plan.sources import source_problems, split
 from ddtree_deploy.plan.space import needed, space_problems
 from ddtree_deploy.profiles.lock import packages_for
 from ddtree_deploy.profiles.model import LockedPackage
@@ -108,6 +109,7 @@ def _changes(inputs: PlanInputs, base: Venv) -> _Changes:
     diff = PackageDiff(keep=sorted(package.name for package in base.packages))
     if overlays:
         diff = diff_packages(profile, locked, base)
+    diff = replace(diff, changes=_with_sources(inputs, locked, diff.changes))
     problems = list(diff.problems)
     kept = facts.engine if profile.engine in diff.keep else None
     patch_set = inputs.patch_set if patches else None
@@ -116,6 +118,19 @@ def _changes(inputs: PlanInputs, base: Venv) -> _Changes:
         problems += engine_problems(kept, patch_set)
     shims = profile if overlays else replace(profile, extra_files=[])
     return _Changes(locked, diff, diff_files(shims, patch_set, kept, _site_packages(facts)), problems)
+
+
+def _with_sources(inputs: PlanInputs, locked: list[LockedPackage], changes: list[PackageChange]) -> list[PackageChange]:
+    """Each change with where it comes from, where there is more than one place to look."""
+    source = inputs.source
+    if source.kind != "donor":
+        return changes
+    wanted = {change.name for change in changes if change.change != "remove"}
+    shared = split(inputs, [package for package in locked if package.name in wanted])
+    places = {package.name: donor_place(source) for package in shared.donor}
+    if source.rest is not None:
+        places.update({package.name: source.rest.kind for package in shared.rest})
+    return [replace(change, source=places.get(change.name)) for change in changes]
 
 
 def _engine_version(inputs: PlanInputs, base: Venv, diff: PackageDiff) -> list[Problem]:

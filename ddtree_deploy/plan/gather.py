@@ -8,17 +8,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pydantic import ValidationError
-
 from ddtree_deploy.agent.protocol import ProgressSink, silent
 from ddtree_deploy.codec import dumps, from_dict
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.facts.model import HostFacts
 from ddtree_deploy.inventory.load import Inventory
-from ddtree_deploy.inventory.models import SourceOptions
-from ddtree_deploy.inventory.settings import Connection, HostSettings, split_donor
+from ddtree_deploy.inventory.settings import Connection, HostSettings
 from ddtree_deploy.patching.model import PatchSet
+from ddtree_deploy.plan.donor_set import DONOR_PROFILE, ENGINE, donor_profile, empty_profile
 from ddtree_deploy.plan.inputs import PlanInputs, PlanSettings, Playbook, Tool, WheelInfo
+from ddtree_deploy.plan.source_choice import FROM, choose_source, donor_host, donor_of_facts, donor_place
 from ddtree_deploy.plan.tools import controller_uv
 from ddtree_deploy.profiles.model import Profile, Source
 
@@ -37,11 +36,14 @@ class Choices:
     playbook: str | None = None
     source: str | None = None  # index | index:URL | wheelhouse:FOLDER | donor:[HOST:]PATH
     without_gpu: bool = False
+    donor: str | None = None  # [HOST:]PATH; `source` is then for what it lacks
+    take_edited: bool = False
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """All of a plan's inputs but the host's facts."""
+    """All of a plan's inputs but the host's facts. The profile that a donor is, is empty until its facts are known;
+    ``patch_sets`` are then those to choose from."""
 
     host: HostSettings
     settings: PlanSettings
@@ -51,6 +53,7 @@ class Prepared:
     source: Source
     wheels: list[WheelInfo] = field(default_factory=list)
     uv: Tool | None = None
+    patch_sets: list[PatchSet] = field(default_factory=list)
 
     def facts_params(self) -> dict[str, Any]:
         """Parameters of the agent's ``facts`` for this plan."""
@@ -58,15 +61,23 @@ class Prepared:
             "root": self.settings.root,
             "base": self.settings.base,
             "engine": self.profile.engine,
-            "patch_files": patch_files(self.patch_set),
+            "patch_files": sorted({path for patch_set in self._patch_sets() for path in patch_files(patch_set)}),
         }
 
     def inputs(self, facts: HostFacts, donor: HostFacts | None = None) -> PlanInputs:
+        """The planner's inputs. Raises InputError ``donor-missing``, ``donor-without-torch``."""
+        profile, patch_set = self.profile, self.patch_set
+        if profile.name == DONOR_PROFILE and donor is not None:
+            profile = donor_profile(facts, donor, donor_place(self.source))
+            engine = (profile.engine, profile.engine_version)
+            patch_set = next(
+                (found for found in self.patch_sets if (found.distribution, found.version) == engine), None
+            )
         return PlanInputs(
             facts=facts,
             settings=self.settings,
-            profile=self.profile,
-            patch_set=self.patch_set,
+            profile=profile,
+            patch_set=patch_set,
             playbook=self.playbook,
             source=self.source,
             wheels=self.wheels,
@@ -76,21 +87,27 @@ class Prepared:
 
     def index_urls(self) -> list[str]:
         """URLs of the indexes, the main one first, with the secrets that they are given by: never part of a plan."""
-        if self.source.kind != "index":
-            return []
-        return [url.reveal() for url in self.host.index_urls(self.source)]
+        return [url.reveal() for url in self.host.index_urls(self.source.rest or self.source)]
+
+    def _patch_sets(self) -> list[PatchSet]:
+        return [self.patch_set] if self.patch_set is not None else self.patch_sets
 
 
-def prepare(host: HostSettings, choices: Choices, sink: ProgressSink = silent) -> Prepared:
-    """Read what planning needs on the controller. Raises InputError for a bad profile, playbook, patch set or wheel."""
+def prepare(
+    host: HostSettings,
+    choices: Choices,
+    sink: ProgressSink = silent,
+    inventory: Inventory | None = None,
+    source: Source | None = None,
+) -> Prepared:
+    """Read what planning needs on the controller. Raises InputError for a bad profile, playbook, patch set or wheel.
+
+    ``source`` is one that is decided already; by default the choices and the inventory say it.
+    """
     from ddtree_deploy.plan.playbook import load_playbook
-    from ddtree_deploy.profiles.locking import profile_for
 
-    if choices.profile is None and host.profile is None:
-        hint = "Set profile: for this host, a group of it, or under defaults; or give --profile NAME."
-        raise InputError("not-set", f"host {host.name} has no profile", where=host.where, hint=hint)
-    source = parse_source(choices.source) if choices.source else host.plan_source()
-    profile = profile_for(host, choices.profile, source)
+    source = source or _chosen_source(host, choices, inventory)
+    profile = _profile(host, choices.profile, source)
     settings = host.to_plan_settings()
     if choices.without_gpu:
         settings = replace(settings, gpus=[])
@@ -101,15 +118,62 @@ def prepare(host: HostSettings, choices: Choices, sink: ProgressSink = silent) -
         patch_set=_patch_set(profile),
         playbook=load_playbook(choices.playbook or DEFAULT_PLAYBOOK, [host.folder, host.folder / "playbooks"]),
         source=source,
-        wheels=_wheels(source, profile, sink),
-        uv=controller_uv() if source.kind != "donor" else None,
+        wheels=_wheels(source.rest or source, profile, sink),
+        uv=controller_uv() if source.kind != "donor" or source.rest is not None else None,
+        patch_sets=_engine_patch_sets() if profile.name == DONOR_PROFILE else [],
     )
+
+
+def prepare_offline(
+    host: HostSettings, choices: Choices, facts: HostFacts, donor: HostFacts | None, inventory: Inventory
+) -> Prepared:
+    """As :func:`prepare`, for saved facts. Donor facts name the donor where nothing else does.
+
+    Raises InputError ``facts-without-donor`` and ``facts-of-another-donor``.
+    """
+    source = _chosen_source(host, choices, inventory)
+    if donor is not None and source.kind != "donor":
+        source = donor_of_facts(facts, donor, source if choices.source else None)
+    if donor is None and source.kind == "donor":
+        hint = "Give --donor-facts FILE (ddtree-deploy facts DONORHOST --base PATH --save FILE), or another --source."
+        message = f"the packages of the donor {donor_place(source)} are not in the facts of the host"
+        raise InputError("facts-without-donor", message, where="--facts", hint=hint)
+    found = donor.base.path if donor is not None and donor.base is not None else None
+    named = source.location if source.kind == "donor" else None
+    if found and named and not named.startswith("~") and PurePosixPath(found) != PurePosixPath(named):
+        message = f"the facts are about {found}, the donor is {donor_place(source)}"
+        hint = f"Take them again (ddtree-deploy facts DONORHOST --base {named} --save FILE), or leave {FROM} out."
+        raise InputError("facts-of-another-donor", message, where="--donor-facts", hint=hint)
+    return prepare(host, choices, inventory=inventory, source=source)
+
+
+def _chosen_source(host: HostSettings, choices: Choices, inventory: Inventory | None) -> Source:
+    return choose_source(host, choices.source, choices.donor, inventory, choices.take_edited)
+
+
+def _profile(host: HostSettings, name: str | None, source: Source) -> Profile:
+    """The profile that is named; without one, and by its name, what the donor has."""
+    from ddtree_deploy.profiles.locking import profile_for
+
+    named = name or host.profile
+    if named not in (None, DONOR_PROFILE):
+        return profile_for(host, name, source.rest or source)
+    if source.kind == "donor":
+        return empty_profile()
+    if named == DONOR_PROFILE:
+        message = f"profile {DONOR_PROFILE} is what a donor has, and no donor is named"
+        raise InputError("donor-not-named", message, where=host.where, hint="Give --from HOST:/PATH.")
+    hint = "Set profile: for this host, a group of it, or under defaults; or give --profile NAME, or --from a donor."
+    raise InputError("not-set", f"host {host.name} has no profile", where=host.where, hint=hint)
 
 
 def facts_of_host(call: Call, host: HostSettings) -> HostFacts:
     """A host's facts with what its profile, if it has one, makes worth knowing."""
     params: dict[str, Any] = {"root": host.root, "base": host.base}
-    if host.profile is not None:
+    if host.profile == DONOR_PROFILE:
+        files = {path for patch_set in _engine_patch_sets() for path in patch_files(patch_set)}
+        params.update(engine=ENGINE, patch_files=sorted(files))
+    elif host.profile is not None:
         from ddtree_deploy.profiles.loader import load_profile
 
         profile = load_profile(host.profile, [host.folder, host.folder / "overlays"], host.folder / "locks")
@@ -180,42 +244,8 @@ def donor_params(prepared: Prepared, inventory: Inventory | None) -> tuple[HostS
     source = prepared.source
     if source.kind != "donor":
         return None
-    host = prepared.host
-    if source.host is not None:
-        if inventory is None:
-            raise InputError("unknown-host", f"donor host {source.host} needs an inventory", hint="Give --inventory.")
-        host = inventory.host(source.host)
-    params = {**prepared.facts_params(), "root": host.root, "base": source.location or host.require("base")}
-    return host, params
-
-
-def parse_source(text: str) -> Source:
-    """``--source``: ``index``, ``index:URL``, ``wheelhouse:FOLDER``, ``donor:PATH`` or ``donor:HOST[:PATH]``."""
-    kind, _, place = text.partition(":")
-    if kind == "index":
-        return Source(kind="index", location=_index_url(place) if place else None)
-    if kind == "wheelhouse" and place:
-        return Source(kind="wheelhouse", location=str(Path(place).expanduser().absolute()))
-    if kind == "donor" and place:
-        host, path = split_donor(place)
-        return Source(kind="donor", location=path, host=host)
-    raise InputError(
-        "bad-source",
-        f"{text!r} is not a source",
-        where="--source",
-        hint="index, index:URL, wheelhouse:FOLDER, donor:/PATH or donor:HOST:/PATH",
-    )
-
-
-def _index_url(text: str) -> str | None:
-    """Under the inventory's rules: a URL without a password, or a reference to one; ``default`` is uv's own."""
-    try:
-        index = SourceOptions(index=text).index
-    except ValidationError as error:
-        context = error.errors()[0].get("ctx", {})
-        hint = str(context.get("hint") or "") or None
-        raise InputError("bad-source", str(context.get("message", error)), where="--source", hint=hint) from None
-    return None if index == "default" else index
+    host = donor_host(source, prepared.host, inventory)
+    return host, {**prepared.facts_params(), "root": host.root, "base": source.location or host.require("base")}
 
 
 def patch_files(patch_set: PatchSet | None) -> list[str]:
@@ -231,6 +261,15 @@ def _patch_set(profile: Profile) -> PatchSet | None:
     from ddtree_deploy.patching.series import load_patch_set
 
     return load_patch_set(profile.patch_set)
+
+
+def _engine_patch_sets() -> list[PatchSet]:
+    """The shipped ones for the engine, whatever its version."""
+    from ddtree_deploy.patching.series import load_patch_set
+    from ddtree_deploy.resources import data_dir
+
+    names = sorted(path.parent.name for path in data_dir("patches").glob("*/series.yaml"))
+    return [found for found in map(load_patch_set, names) if found.distribution == ENGINE]
 
 
 def _wheels(source: Source, profile: Profile, sink: ProgressSink) -> list[WheelInfo]:

@@ -36,6 +36,7 @@ class PackageChange:
     new_version: Optional[str] = None
     old_abi: Optional[str] = None
     new_abi: Optional[str] = None
+    source: Optional[str] = None  # where it comes from, where there is a donor: its place, "index" or "wheelhouse"
 
 
 @dataclass(frozen=True)

@@ -102,13 +102,21 @@ class _Differ:
             return self._change("replace", wanted.name, reason)
         if not self._same_build(installed, wanted):
             return self._change("replace", wanted.name, self._reason_to_replace(installed, wanted))
-        if self.torch_moves and bound.torch_bound(wanted.name):
-            return self._change("replace", wanted.name, "bound to torch's C++ ABI: moves with torch")
-        return None
+        moves = self._moves_with_torch(installed)
+        return self._change("replace", wanted.name, moves) if moves is not None else None
 
     def _same_build(self, installed: Package, wanted: LockedPackage) -> bool:
         old, new = installed_tag(installed), self._wanted_tag(wanted)
         return same_version(installed.version, wanted.version) and same_tag(old, new)
+
+    def _moves_with_torch(self, installed: Package) -> str | None:
+        if not self.torch_moves or installed.name == bound.TORCH:
+            return None
+        if bound.torch_bound(installed.name):
+            return "bound to torch's C++ ABI: moves with torch"
+        if bound.links_torch(installed):
+            return "its shared objects link to torch's libraries: moves with torch"
+        return None
 
     def _wanted_tag(self, wanted: LockedPackage) -> str | None:
         if wanted.abi_tag is None and wanted.name == bound.TORCH and bound.cuda_major(self.profile.abi_tag):
@@ -117,13 +125,13 @@ class _Differ:
 
     def _reason_to_add(self, wanted: LockedPackage) -> str:
         if wanted.name == self.profile.engine:
-            return "profile pins"
+            return wanted.reason or "profile pins"
         old = sorted(bound.aliases(wanted.name) & set(self.installed))
         if old:
             return f"takes the place of {old[0]}: two names for one thing"
         if bound.cuda_library(wanted.name) and self._major_changes():
             return f"CUDA major changes {self.old_tag} -> {self.target_tag}"
-        return f"new requirement of {self.profile.engine}"
+        return wanted.reason or f"new requirement of {self.profile.engine}"
 
     def _reason_to_replace(self, installed: Package, wanted: LockedPackage) -> str:
         old, new = installed_tag(installed), self._wanted_tag(wanted)
@@ -133,9 +141,7 @@ class _Differ:
             return f"CUDA build changes {old} -> {new}"
         if bound.cuda_library(wanted.name) and self._major_changes():
             return f"CUDA major changes {self.old_tag} -> {self.target_tag}"
-        if wanted.name != bound.TORCH and bound.torch_bound(wanted.name) and self.torch_moves:
-            return "bound to torch's C++ ABI: moves with torch"
-        return "profile pins"
+        return self._moves_with_torch(installed) or wanted.reason or "profile pins"
 
     def _removal_reason(self, package: Package) -> str | None:
         twins = sorted(bound.aliases(package.name) & set(self.locked))
@@ -145,9 +151,16 @@ class _Differ:
         built_for_cuda = bound.cuda_library(package.name) or bound.torch_bound(package.name)
         if bound.TORCH in self.locked and built_for_cuda and major and target and major != target:
             return f"for CUDA {major}, the release is {self.target_tag}: two CUDA runtimes in one process"
-        if self.torch_moves and bound.torch_bound(package.name):
-            torch = self.installed[bound.TORCH]
-            return f"bound to the C++ ABI of torch {torch.version}, and the profile has no build of it for the new one"
+        torch = self.installed.get(bound.TORCH)
+        if self.torch_moves and torch is not None:
+            without = "the profile has no build of it for the new one"
+            if bound.torch_bound(package.name):
+                return f"bound to the C++ ABI of torch {torch.version}, and {without}"
+            if bound.links_torch(package):
+                return f"its shared objects link to the libraries of torch {torch.version}, and {without}"
+        linked = bound.linked_majors(package)
+        if self._major_changes() and linked and target not in linked:
+            return f"its shared objects link to libraries of CUDA {max(linked)}, the release is {self.target_tag}"
         return None
 
     def _lay_anew_what_shares_files(self, changes: dict[str, PackageChange]) -> None:
@@ -190,7 +203,7 @@ class _Differ:
 
     def _record_problems(self, changes: dict[str, PackageChange]) -> list[Problem]:
         leaving = [name for name, change in changes.items() if change.change != "add"]
-        names = sorted(name for name in leaving if not self.installed[name].record)
+        names = sorted(name for name in leaving if not _files_known(self.installed[name]))
         if not names:
             return []
         message = f"{', '.join(names)} would be replaced, but there is no RECORD of the files installed"
@@ -199,10 +212,10 @@ class _Differ:
 
     def _removal_notes(self, changes: dict[str, PackageChange], keep: list[str]) -> list[Problem]:
         problems = []
-        lost = [c.name for c in changes.values() if c.change == "remove" and bound.torch_bound(c.name)]
+        lost = [c.name for c in changes.values() if c.change == "remove" and self._is_lost(self.installed[c.name])]
         lost = sorted(name for name in lost if not bound.aliases(name) & set(self.locked))
         if lost:
-            message = f"the release will not have {', '.join(lost)}: built for the base venv's torch"
+            message = f"the release will not have {', '.join(lost)}: built for the base venv's torch or CUDA"
             hint = "Add builds for the new torch to the profile if the service needs them; the base venv keeps its own."
             problems.append(Problem("warning", "bound-package-removed", message, hint))
         target = bound.cuda_major(self.target_tag)
@@ -213,6 +226,16 @@ class _Differ:
             )
             problems.append(Problem("warning", "other-cuda-user", message, "It keeps working in the base venv."))
         return problems
+
+    def _is_lost(self, package: Package) -> bool:
+        """Whether people will miss it, unlike CUDA's own libraries."""
+        return bound.torch_bound(package.name) or (bool(package.links) and not bound.cuda_library(package.name))
+
+
+def _files_known(package: Package) -> bool:
+    """Whether the files to remove can be told: by RECORD, or by the folders that a known package has."""
+    known = bound.torch_bound(package.name) or bound.cuda_library(package.name)
+    return package.record or package.bare or known or package.editable is not None
 
 
 def _local(version: str) -> str | None:

@@ -29,6 +29,8 @@ def inputs_digest(inputs: PlanInputs) -> str:
         "donor": donor.fingerprint if donor is not None else None,
         "playbook": to_dict(inputs.playbook),
     }
+    if inputs.source.rest is not None:
+        parts["rest"] = inputs.source.rest.kind
     return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=True).encode("ascii")).hexdigest()
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from ddtree_deploy.facts.model import HostFacts, Venv
+from ddtree_deploy.facts.model import HostFacts, Package, Venv
 from ddtree_deploy.plan.inputs import PlanInputs, WheelInfo
 from ddtree_deploy.plan.model import PackageChange, Problem
 from ddtree_deploy.plan.packages import installed_tag, same_tag, same_version
 from ddtree_deploy.plan.problems import error, usable_base
-from ddtree_deploy.profiles.model import LockedPackage
+from ddtree_deploy.profiles.model import LockedPackage, Source
 
 
 def source_problems(
@@ -25,23 +26,72 @@ def source_problems(
     needed = [package for package in locked if package.name in wanted]
     if not needed:
         return []
-    if inputs.source.kind == "wheelhouse":
-        return _wheelhouse_problems(inputs, needed)
     if inputs.source.kind == "donor":
         return _donor_problems(inputs, needed)
-    return _index_problems(inputs)
+    return _shop_problems(inputs, inputs.source, needed)
 
 
-def _index_problems(inputs: PlanInputs) -> list[Problem]:
+@dataclass(frozen=True)
+class Split:
+    """Which packages come from a donor, and which from the index or wheelhouse for the rest. ``lacking``: what nobody
+    has, in words; ``editable``: what the donor has, but not as files of its own."""
+
+    donor: list[LockedPackage] = field(default_factory=list)
+    rest: list[LockedPackage] = field(default_factory=list)
+    lacking: list[str] = field(default_factory=list)
+    editable: list[str] = field(default_factory=list)
+
+
+def split(inputs: PlanInputs, needed: Sequence[LockedPackage]) -> Split:
+    """Share ``needed`` out among the sources: the donor first for what it has in the locked version and build."""
+    if inputs.source.kind != "donor":
+        return Split(rest=list(needed))
+    venv = usable_base(inputs.donor) if inputs.donor is not None else None
+    installed = {package.name: package for package in venv.packages} if venv is not None else {}
+    result = Split()
+    for package in needed:
+        found = installed.get(package.name)
+        why = _why_not(found, package)
+        if why is None and found is not None and not found.editable:
+            result.donor.append(package)
+        elif inputs.source.rest is not None:
+            result.rest.append(package)
+        elif why is None and found is not None:
+            result.editable.append(f"{package.name} ({found.editable})")
+        else:
+            result.lacking.append(why or package.name)
+    return result
+
+
+def _why_not(found: Package | None, wanted: LockedPackage) -> str | None:
+    """Why the donor's ``found`` is not ``wanted``, in words; None where it is."""
+    if found is None:
+        return f"{wanted.name} {wanted.version}"
+    if not same_version(found.version, wanted.version):
+        return f"{wanted.name} {wanted.version} (it has {found.version})"
+    if not same_tag(tag := installed_tag(found), wanted.abi_tag):
+        return f"{wanted.name} built for {wanted.abi_tag} (it has {tag})"
+    if found.disagrees:
+        return f"{wanted.name} {wanted.version} (its metadata says so, but its files are of {found.disagrees})"
+    return None
+
+
+def _shop_problems(inputs: PlanInputs, source: Source, needed: Sequence[LockedPackage]) -> list[Problem]:
+    if source.kind == "wheelhouse":
+        return _wheelhouse_problems(inputs, source, needed)
+    return _index_problems(inputs, source)
+
+
+def _index_problems(inputs: PlanInputs, source: Source) -> list[Problem]:
     profile = inputs.profile
-    if profile.needs_index and inputs.source.location is None:
+    if profile.needs_index and source.location is None:
         message = f"profile {profile.name} needs a package index that you configure: {profile.needs_index}"
         return [error("needs-index", message, "Set `source` of this host to the index, a wheelhouse or a donor.")]
     return []
 
 
-def _wheelhouse_problems(inputs: PlanInputs, needed: Sequence[LockedPackage]) -> list[Problem]:
-    place = inputs.source.location or "the wheelhouse"
+def _wheelhouse_problems(inputs: PlanInputs, source: Source, needed: Sequence[LockedPackage]) -> list[Problem]:
+    place = source.location or "the wheelhouse"
     tags = host_tags(inputs.facts)
     problems = []
     missing = []
@@ -133,35 +183,28 @@ def _donor_problems(inputs: PlanInputs, needed: Sequence[LockedPackage]) -> list
             f"the donor {place} is a {donor.machine} machine, {inputs.facts.hostname} a {inputs.facts.machine} one"
         )
         return [error("donor-machine", message, "Binaries of one do not run on the other: use another donor.")]
-    return [*_donor_packages(place, venv, needed), *_donor_engine(inputs, donor, place)]
+    return [*_donor_packages(inputs, place, needed), *_donor_engine(inputs, donor, place, needed)]
 
 
-def _donor_packages(place: str, venv: Venv, needed: Sequence[LockedPackage]) -> list[Problem]:
-    installed = {package.name: package for package in venv.packages}
-    lacking, editable = [], []
-    for package in needed:
-        found = installed.get(package.name)
-        if found is None:
-            lacking.append(f"{package.name} {package.version}")
-        elif not same_version(found.version, package.version):
-            lacking.append(f"{package.name} {package.version} (it has {found.version})")
-        elif not same_tag(tag := installed_tag(found), package.abi_tag):
-            lacking.append(f"{package.name} built for {package.abi_tag} (it has {tag})")
-        elif found.editable:
-            editable.append(f"{package.name} ({found.editable})")
+def _donor_packages(inputs: PlanInputs, place: str, needed: Sequence[LockedPackage]) -> list[Problem]:
+    shared = split(inputs, needed)
     problems = []
-    if lacking:
-        hint = "Install what is missing there from the profile's lock, or use an index or a wheelhouse."
-        problems.append(error("donor-lacks", f"the donor {place} lacks {_some(lacking)}", hint))
-    if editable:
-        message = f"editable installs in the donor {place} cannot be copied: {_some(editable)}"
-        problems.append(error("donor-editable", message, "Install them there as ordinary packages."))
+    if shared.lacking:
+        hint = "Install it there from the profile's lock, or take what is missing from elsewhere: --source index."
+        problems.append(error("donor-lacks", f"the donor {place} lacks {_some(shared.lacking)}", hint))
+    if shared.editable:
+        message = f"editable installs in the donor {place} cannot be copied: {_some(shared.editable)}"
+        hint = "Install them there as ordinary packages, or take them from elsewhere: --source index."
+        problems.append(error("donor-editable", message, hint))
+    if shared.rest and inputs.source.rest is not None:
+        problems += _shop_problems(inputs, inputs.source.rest, shared.rest)
     return problems
 
 
-def _donor_engine(inputs: PlanInputs, donor: HostFacts, place: str) -> list[Problem]:
+def _donor_engine(inputs: PlanInputs, donor: HostFacts, place: str, needed: Sequence[LockedPackage]) -> list[Problem]:
     engine, patch_set = donor.engine, inputs.patch_set
-    if engine is None or patch_set is None or engine.distribution != inputs.profile.engine:
+    taken = any(package.name == inputs.profile.engine for package in needed)
+    if engine is None or patch_set is None or engine.distribution != inputs.profile.engine or not taken:
         return []
     expected = {patch.path: {patch.sha256_before, patch.sha256_after} for patch in patch_set.patches}
     edited = [path for path, found in engine.sha256.items() if path in expected and found not in expected[path]]

@@ -10,6 +10,7 @@ from ddtree_deploy.plan.inputs import PlanInputs
 from ddtree_deploy.plan.model import PackageChange, Problem
 from ddtree_deploy.plan.problems import error
 from ddtree_deploy.plan.sizes import MIB, installed_bytes
+from ddtree_deploy.profiles.model import Source
 from ddtree_deploy.units import human_bytes
 
 _SLACK = 64 * MIB  # patched files, rewritten scripts, records, the journal
@@ -41,13 +42,19 @@ def needed(inputs: PlanInputs, changes: Iterable[PackageChange]) -> Need:
     clone = 0
     if base is not None:
         clone = base.files * _BYTES_A_LINKED_FILE if same_device(inputs.facts) else base.bytes
-    names = {change.name for change in changes if change.change != "remove"}
-    packages = installed_bytes(names)
-    if inputs.source.kind == "wheelhouse":  # the wheels are sent to the host, and unpacked there
-        packages += sum(wheel.bytes for wheel in inputs.wheels if wheel.name in names)
+    brought = [change for change in changes if change.change != "remove"]
     if inputs.source.kind == "donor" and inputs.source.host is None and _donor_shares(inputs):
-        packages = 0
+        brought = [change for change in brought if change.source in [source.kind for source in _shops(inputs)]]
+    names = {change.name for change in brought}
+    packages = installed_bytes(names)
+    if any(source.kind == "wheelhouse" for source in _shops(inputs)):  # wheels are sent to the host, and unpacked there
+        packages += sum(wheel.bytes for wheel in inputs.wheels if wheel.name in names)
     return Need(clone, packages)
+
+
+def _shops(inputs: PlanInputs) -> list[Source]:
+    """The sources that are no donor."""
+    return [source for source in (inputs.source, inputs.source.rest) if source is not None and source.kind != "donor"]
 
 
 def _donor_shares(inputs: PlanInputs) -> bool:

@@ -15,6 +15,7 @@ class LockedPackage:
     hashes: List[str]  # hex sha256
     marker: Optional[str] = None  # PEP 508 environment marker
     abi_tag: Optional[str] = None
+    reason: Optional[str] = None  # why it is in the set, where that is more than that the profile pins it
 
 
 @dataclass(frozen=True)
@@ -64,5 +65,7 @@ class Source:
 
     kind: str  # index | wheelhouse | donor
     location: Optional[str] = None
-    host: Optional[str] = None  # donor on another host (inventory name), or None for a path on the target
+    host: Optional[str] = None  # donor on another host (inventory name, user@host:port), None: a path on the target
     extra: List[str] = field(default_factory=list)  # more indexes; an index may be a reference, env:NAME or file:PATH
+    rest: Optional[Source] = None  # of a donor: an index or wheelhouse for what the donor lacks
+    take_edited: bool = False  # of a donor: also compiled files that differ from their RECORD

@@ -75,7 +75,7 @@ BAD = {
     "listen with a port": ("listen: 127.0.0.1:80", "bad-address", "3:13", "expected an IP address", "ports"),
     "listen beyond loopback": ("listen: 0.0.0.0", "api-key-required", "2:3", "0.0.0.0", "api_key: env:NAME"),
     "listen on IPv6": ("listen: '::'", "api-key-required", "2:3", "listens on ::", "api_key"),
-    "two sources": ("source: {index: default, donor: /x}", "bad-source", "3:13", "found donor and index", ""),
+    "two sources": ("source: {index: default, wheelhouse: /x}", "bad-source", "3:13", "found index and wheelhouse", ""),
     "no source": ("source: {}", "bad-source", "3:13", "found none", ""),
     "source by another name": ("source: pypi", "bad-source", "3:13", "found the text 'pypi'", "index: URL"),
     "index that is a folder": ("source: {index: /wheels}", "bad-index", "3:21", "URL", "wheelhouse"),
