@@ -80,9 +80,10 @@ def _survey_params(host: HostSettings) -> dict[str, Any]:
     """With the patch set of the host's profile, so that the report says what it would touch."""
     from ddtree_deploy.codec import to_dict
     from ddtree_deploy.patching.series import load_patch_set
-    from ddtree_deploy.profiles.loader import load_profile
+    from ddtree_deploy.plan.donor_set import DONOR_PROFILE
+    from ddtree_deploy.profiles.locking import profile_of
 
-    name = load_profile(host.profile).patch_set if host.profile is not None else None
+    name = profile_of(host).patch_set if host.profile not in (None, DONOR_PROFILE) else None
     patch_set = to_dict(load_patch_set(name)) if name is not None else None
     return {"root": host.root, "base": host.base, "patch_set": patch_set}
 

@@ -74,6 +74,8 @@ def _plan_new(inputs: PlanInputs, plan: Plan, existing: ReleaseInfo | None, plan
     if existing is not None:
         message = f"{existing.path} exists and is not a complete release of these inputs"
         hint = f"Look at it, then remove it: ddtree-deploy prune {plan.host} --keep 1."
+        if existing.current:  # prune keeps what is current
+            hint = f"It is current, and damaged: go back (ddtree-deploy rollback {plan.host}), or remove it by hand."
         problems.append(error("release-incomplete", message, hint))
     base = usable_base(inputs.facts)
     changes = _Changes()

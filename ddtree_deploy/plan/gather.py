@@ -174,9 +174,9 @@ def facts_of_host(call: Call, host: HostSettings) -> HostFacts:
         files = {path for patch_set in _engine_patch_sets() for path in patch_files(patch_set)}
         params.update(engine=ENGINE, patch_files=sorted(files))
     elif host.profile is not None:
-        from ddtree_deploy.profiles.loader import load_profile
+        from ddtree_deploy.profiles.locking import profile_of
 
-        profile = load_profile(host.profile, [host.folder, host.folder / "overlays"], host.folder / "locks")
+        profile = profile_of(host)
         params.update(engine=profile.engine, patch_files=patch_files(_patch_set(profile)))
     return collect_facts(call, params)
 

@@ -55,6 +55,12 @@ def profile_for(host: HostSettings, name: Optional[str] = None, source: Optional
     return replace(profile, needs_index=None)  # it has been seen to; the digest stays that of the file
 
 
+def profile_of(host: HostSettings) -> Profile:
+    """The inventory's profile of ``host`` as it is: where a lock is still to be made, it has no packages."""
+    search = [host.folder, host.folder / "overlays"]
+    return load_profile(host.require("profile"), search, locks_folder(host))
+
+
 def locks_folder(host: HostSettings) -> Path:
     """Where locks made for ``host`` are kept: ``locks/`` beside its inventory, or the user's data folder where that is
     the shipped one."""

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from cli_support import run, spawn, write_inventory
 
+from ddtree_deploy.resources import data_dir
+
 TEMPLATE = json.loads((Path(__file__).parents[1] / "plan" / "template.json").read_text("utf-8"))
 PROFILE = "sglang-0.5.11-cu130"
 
@@ -136,6 +138,16 @@ def test_several_hosts_give_a_table_and_the_worst_code(tmp_path: Path, base: str
     document = run("plan", "all", "--inventory", str(inventory), "--json").json
     assert [host["host"] for host in document["hosts"]] == ["one", "two"]
     assert document["exit_code"] == 3 and document["error"]["id"] == "base-missing"
+
+
+def test_survey_and_facts_know_the_profiles_beside_the_inventory(tmp_path: Path, base: str) -> None:
+    shipped = data_dir("overlays") / "sglang-0.5.11-cpu.yaml"
+    (tmp_path / "overlays").mkdir()
+    text = shipped.read_text("utf-8").replace("name: sglang-0.5.11-cpu", "name: mine")
+    (tmp_path / "overlays" / "mine.yaml").write_text(text, "utf-8")
+    inventory = str(write_inventory(tmp_path, "mine", base))
+    assert run("facts", "one", "--inventory", inventory).code == 0
+    assert "error: no-engine\n" in run("survey", "one", "--inventory", inventory).err
 
 
 def test_facts_of_several_hosts_need_several_files(tmp_path: Path, base: str) -> None:

@@ -88,7 +88,10 @@ def test_a_release_that_is_not_complete_is_in_the_way() -> None:
     plan = build_plan(inputs_of())
     broken = build_plan(inputs_of(with_release({}, plan, current=False, complete=False)))
     assert [problem.id for problem in broken.errors] == ["release-incomplete"]
+    assert "prune" in str(broken.errors[0].hint)
     assert not broken.pending
+    current = build_plan(inputs_of(with_release({}, plan, current=True, complete=False)))
+    assert "rollback" in str(current.errors[0].hint)  # prune would keep it
 
 
 def test_a_finished_host_with_a_new_problem_is_told_of_it() -> None:
