@@ -3,13 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test fast lint e2e lock lock-overlays clean
+# Debian packages: installed as root, named otherwise. Before the virtual environment is made.
+need-demo need-test: need-%:
+	@PYTHON=$(PYTHON) tools/prerequisites.sh $*
 
-$(VENV)/.ready: requirements.lock pyproject.toml
+.PHONY: need-demo need-test demo test fast lint e2e lock lock-overlays clean
+
+$(VENV)/.ready: requirements.lock pyproject.toml | need-$(if $(filter demo,$(MAKECMDGOALS)),demo,test)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || \
 		{ echo "Python 3.11 or 3.12 is needed; name one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' || \
-		{ echo "Python cannot make virtual environments: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
