@@ -6,10 +6,12 @@ need when they run.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -23,9 +25,11 @@ _PATIENCE = 2.0  # seconds after Ctrl-C until it is said what is waited for
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: the process's) and return its exit code."""
     arguments = globals_first(sys.argv[1:] if argv is None else argv)
+    _open_streams()
     output = Output(arguments.json, arguments.verbose, arguments.color)
     restore = _end_in_order(output)
     try:
+        _require_folder()
         return _run(arguments, output)
     except KeyboardInterrupt:
         return _interrupted(output)
@@ -41,6 +45,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(ExitCode.STEP_FAILED)
     finally:
         restore()
+
+
+def _open_streams() -> None:
+    """Python sets streams to None that whoever started us has closed (``>&-``)."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123
+
+
+def _require_folder() -> None:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise InputError(
+            "no-working-folder",
+            "the folder that this was started in does not exist any more",
+            hint="Go to another one.",
+        ) from None
 
 
 def _run(arguments: Arguments, output: Output) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ddtree_deploy.errors import DeployError
+from ddtree_deploy.errors import DeployError, StepError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -103,15 +103,20 @@ def _dumps(document: dict[str, Any]) -> str:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    """Write and flush. A reader that has gone away (``| head``) ends the output, not the work."""
+    """Write and flush. A reader that has gone away (``| head``) ends the output, not the work; a stdout that takes
+    nothing (a full disk) is StepError ``output-not-written``."""
     try:
-        stream.write(text)
+        try:
+            stream.write(text)
+        except UnicodeEncodeError:
+            encoding = stream.encoding or "ascii"
+            stream.write(text.encode(encoding, "replace").decode(encoding))
         stream.flush()
-    except BrokenPipeError:
+    except OSError as error:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)
-    except UnicodeEncodeError:
-        encoding = stream.encoding or "ascii"
-        stream.write(text.encode(encoding, "replace").decode(encoding))
-        stream.flush()
+        if stream is sys.stdout and not isinstance(error, BrokenPipeError):
+            what = f"the result cannot be written: {error.strerror}"
+            hint = "The command itself has run; make room, and ask again: nothing is done twice."
+            raise StepError("output-not-written", what, where="stdout", hint=hint) from error

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from typing import Optional
 
+from ddtree_deploy.errors import StepError
 from ddtree_deploy.transport.base import ConnectionSettings, ConnectOptions, Stream, Transport
 from ddtree_deploy.transport.session import AgentSession
 from ddtree_deploy.transport.start import start_agent
@@ -35,9 +36,13 @@ class LocalStream(Stream):
 
     def __init__(self, command: list[str], options: ConnectOptions) -> None:
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
-        )
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
+            )
+        except OSError as problem:
+            message = f"cannot run {command[0]} on this machine: {problem.strerror}"
+            raise StepError("agent-not-started", message, where="local", hint="check PATH") from problem
         assert self._process.stdin and self._process.stdout and self._process.stderr
         self._stdin = self._process.stdin
         self._stdout = self._process.stdout.fileno()

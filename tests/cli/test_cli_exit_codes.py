@@ -132,6 +132,31 @@ def test_signals_end_a_run_as_interrupted(tmp_path: Path, number: signal.Signals
     assert json.loads(out)["error"]["id"] == "interrupted"
 
 
+def shell(line: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """The program in ``line``'s place of ``$@``."""
+    script = ["sh", "-c", line, "sh", *command(*words)]
+    return subprocess.run(script, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("words", [("inventory", "check"), ("inventory", "check", "--json")])
+def test_a_result_that_cannot_be_written(words: tuple[str, ...]) -> None:
+    ran = shell('"$@" >/dev/full', *words)
+    assert ran.returncode == 5
+    assert "error: output-not-written\n" in ran.stderr and "hint:" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(("closed", "code"), [("0<&-", 0), ("1>&-", 0), ("2>&-", 0), ("0<&- 1>&- 2>&-", 0)])
+def test_streams_that_are_closed(closed: str, code: int) -> None:
+    assert shell(f'"$@" {closed}', "inventory", "check").returncode == code
+    assert shell(f'"$@" {closed}', "inventory", "check", "--nonsense").returncode == 3
+
+
+def test_a_working_folder_that_is_gone(tmp_path: Path) -> None:
+    ran = shell(f'mkdir {tmp_path}/gone && cd {tmp_path}/gone && rmdir {tmp_path}/gone && "$@"', "inventory", "check")
+    assert ran.returncode == 3 and "error: no-working-folder\n" in ran.stderr
+
+
 def _open_for_writing(pipe: Path) -> int:
     """Works once somebody has opened the pipe for reading."""
     while True:
