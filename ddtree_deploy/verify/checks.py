@@ -22,6 +22,7 @@ TITLES = {
     "algorithm": "DDTREE is known to the engine",
     "modules": "dflash_worker and ddtree_utils",
     "kernel": "sgl_kernel loads",
+    "server": "the server's modules import",
 }
 LIMIT_S = 180.0  # for one check; a cold import of the engine from a slow disk takes a minute
 
@@ -34,6 +35,10 @@ _HINTS_BY_TEXT: List[Tuple[str, str]] = [
     (
         r"driver version is insufficient|driver .* is too old|forward compatibility",
         "the driver is too old for this CUDA: update the driver",
+    ),
+    (
+        r"_find_cuda_home|assert cuda_home",
+        "deep_gemm wants a CUDA toolkit: install one, or set CUDA_HOME in the host's environment",
     ),
     (r"GLIBC_|GLIBCXX_", "built for a newer system library than this host has"),
 ]
@@ -55,7 +60,7 @@ def run_checks(
     progress: ProgressSink = silent,
     limit_s: float = LIMIT_S,
 ) -> List[CheckResult]:
-    """The five smoke checks of the release at ``release`` (also one still being built), one result each, in order.
+    """The smoke checks of the release at ``release`` (also one still being built), one result each, in order.
 
     ``environment`` goes over the profile's variables, as it does for a service. ``limit_s``: seconds for one check.
     What a release does never raises: a crash, a hang, a missing or foreign module are results. A folder that is missing

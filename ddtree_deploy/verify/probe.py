@@ -126,12 +126,20 @@ def check_kernel() -> Report:
     return f"sgl_kernel {data['version']} loads ({where})", data
 
 
+def check_server() -> Report:
+    found: Dict[str, Any] = {}
+    for name in ("sglang.srt.entrypoints.http_server", "sglang.srt.managers.scheduler"):
+        found[name] = inside(load(name).__file__)
+    return "the server and its scheduler import", found
+
+
 CHECKS: Dict[str, Callable[[], Report]] = {
     "torch": check_torch,
     "torchvision": check_torchvision,
     "algorithm": check_algorithm,
     "modules": check_modules,
     "kernel": check_kernel,
+    "server": check_server,
 }
 
 

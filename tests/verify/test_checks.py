@@ -65,6 +65,7 @@ def test_a_venv_without_an_engine_fails_cleanly(release: Path) -> None:
             "import-error",
             "undefined symbol",
         ),
+        ({"sglang/srt/managers/scheduler.py": "import pybase64"}, "server", "missing-module", "pybase64"),
         ({"torchvision/__init__.py": "raise SystemExit(3)"}, "torchvision", "import-error", "SystemExit"),
         (
             {"sgl_kernel/__init__.py": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"},
