@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 import struct
-import subprocess
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from ddtree_deploy.abi.elf import ElfError, ElfFile
+from ddtree_deploy.facts.gpu import probe_gpus
+from ddtree_deploy.facts.toolkits import find_toolkits
 
 _TRIPLETS = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 _CACHE_FLAGS = {"x86_64": 0x0303, "aarch64": 0x0A03}
@@ -68,14 +70,14 @@ def probe_host(ld_library_path: Optional[str] = None) -> HostLimits:
         ),
         toolkits=_toolkits(),
     )
-    driver, driver_cuda, capabilities = _nvidia()
+    cards = probe_gpus()
     return replace(
         limits,
         glibc=_highest(limits.provides("libc.so.6"), "GLIBC_"),
         glibcxx=_highest(limits.provides("libstdc++.so.6"), "GLIBCXX_"),
-        driver=driver,
-        driver_cuda=driver_cuda,
-        compute_capabilities=capabilities,
+        driver=cards.driver,
+        driver_cuda=cards.driver_cuda,
+        compute_capabilities=sorted({gpu.compute_capability for gpu in cards.gpus if gpu.compute_capability}),
     )
 
 
@@ -145,30 +147,10 @@ def _highest(path: Optional[str], prefix: str) -> Optional[str]:
     return max(numbers, key=version_key, default=None)
 
 
-def _nvidia() -> Tuple[Optional[str], Optional[str], List[str]]:
-    """(driver, driver's CUDA, compute capabilities) by nvidia-smi; (None, None, []) without a driver."""
-    query = _run(["nvidia-smi", "--query-gpu=driver_version,compute_cap", "--format=csv,noheader"])
-    rows = [line.split(",") for line in (query or "").splitlines() if "," in line]
-    if not rows:
-        return None, None, []
-    capabilities = sorted({row[1].strip() for row in rows if re.match(r"\d+\.\d+$", row[1].strip())})
-    match = re.search(r"CUDA Version:\s*([\d.]+)", _run(["nvidia-smi"]) or "")
-    return rows[0][0].strip(), match.group(1) if match else None, capabilities
-
-
 def _toolkits() -> List[str]:
-    folders = [os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "", "/usr/local/cuda"]
-    versions = []
-    for folder in folders:
-        match = re.search(r"release ([\d.]+)", (_run([f"{folder}/bin/nvcc", "--version"]) if folder else "") or "")
-        if match and match.group(1) not in versions:
-            versions.append(match.group(1))
-    return versions
-
-
-def _run(command: List[str]) -> Optional[str]:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
+    """Versions of the toolkits, first that of the nvcc which a build takes: CUDA_HOME, PATH, /usr/local/cuda."""
+    nvcc = shutil.which("nvcc")
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    active = os.path.realpath(home or (str(Path(nvcc).resolve().parent.parent) if nvcc else "/usr/local/cuda"))
+    found = sorted(find_toolkits(), key=lambda kit: kit.path != active)
+    return [kit.version for kit in found if kit.version]

@@ -115,14 +115,20 @@ class Usage:
             return True
         if dist.name not in self._needed:
             self._needed[dist.name] = False  # ends cycles
-            modules = self._top_modules(dist)
-            users = [other for other in self._environment.distributions if self._requires(other, dist)]
-            if self.engine not in users:
-                users.append(self.engine)
-            self._needed[dist.name] = any(
-                self._imports_any(user, modules) and self.needed(user) for user in users if user.folder != dist.folder
-            )
+            self._needed[dist.name] = self._is_needed(dist, self.engine)
         return self._needed[dist.name]
+
+    def _is_needed(self, dist: Distribution, engine: Distribution) -> bool:
+        modules = self._top_modules(dist)
+        requiring = [other for other in self._environment.distributions if self._requires(other, dist)]
+        named = False
+        for user in (user for user in [*requiring, engine] if user.folder != dist.folder):
+            certain, mentioned = self._imports_any(user, modules)
+            named = named or mentioned
+            if certain and self.needed(user):
+                return True
+        # Required, and no source says how it is used: then it is what its package says, needed.
+        return not named and any(self.needed(user) for user in requiring if user.folder != dist.folder)
 
     # ----------------------------------------------------------------------------------------------------------
 
@@ -263,15 +269,19 @@ class Usage:
         pattern = re.compile(rf"^{re.escape(dist.name).replace('-', '[-_.]')}(?![A-Za-z0-9_.-])", re.IGNORECASE)
         return any(pattern.match(text) for text in user.requires)
 
-    def _imports_any(self, user: Distribution, modules: Set[str]) -> bool:
+    def _imports_any(self, user: Distribution, modules: Set[str]) -> Tuple[bool, bool]:
+        """(whether a source of ``user`` imports one of the modules whenever it runs, whether any imports it at all)."""
         names = "|".join(re.escape(module) for module in modules)
-        line = re.compile(rf"^(?:import|from)\s+(?:{names})(?![A-Za-z0-9_])", re.MULTILINE)
+        line = re.compile(rf"^([ \t]*)(?:import|from)\s+(?:{names})(?![A-Za-z0-9_])", re.MULTILINE)
+        mentioned = False
         for source in self.sources(user):
-            if not line.search(self._text(source)):
-                continue
-            if any(item.always and item.module.split(".")[0] in modules for item in self.imports(source)):
-                return True
-        return False
+            margins = {match.group(1) for match in line.finditer(self._text(source))}
+            mentioned = mentioned or bool(margins)
+            if "" in margins and any(
+                item.always and item.module.split(".")[0] in modules for item in self.imports(source)
+            ):
+                return True, True
+        return False, mentioned
 
 
 def _names(imports: List[Import], module: str) -> bool:

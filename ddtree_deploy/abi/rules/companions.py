@@ -63,16 +63,14 @@ def _absent(context: Context, path: str, companion: Companion) -> List[Finding]:
     gone = [name for name in companion.names if _find(context, name, path) is None]
     if not gone:
         return []
-    return [_finding(context, path, gone, companion.what, companion.needless)]
+    borrowed = all(context.linker.on_search_path(name) for name in gone)
+    return [_finding(context, path, gone, companion.what, companion.needless or borrowed)]
 
 
 def _find(context: Context, name: str, path: str) -> Optional[str]:
-    """Where dlopen from the library at ``path`` finds ``name``: beside it, loaded before, or on the host's paths."""
+    """Where the library's own companion is: beside it, or loaded before. The host's is of another build."""
     beside = f"{posixpath.dirname(path)}/{name}"
-    if context.inside(beside):
-        return beside
-    loaded = context.linker.torch_loaded().get(name)
-    return loaded or context.linker.on_search_path(name)
+    return beside if context.inside(beside) else context.linker.torch_loaded().get(name)
 
 
 def _finding(context: Context, path: str, names: List[str], what: str, needless: bool) -> Finding:
@@ -86,7 +84,8 @@ def _finding(context: Context, path: str, names: List[str], what: str, needless:
         severity="error" if used and not needless else "warning",
         title=f"{posixpath.basename(path)} misses {names[0]}"
         + (f" and {len(names) - 1} more" if len(names) > 1 else ""),
-        message=f"{environment.short(path)} opens {', '.join(names)} by name; not beside it, nor on the host",
+        message=f"{environment.short(path)} opens {', '.join(names)} by name, "
+        + ("which only the host has, of its own build" if _on_host(context, names) else "which is not there"),
         when="first-kernel" if not needless else "under-load",
         cause=f"files:{package}" if listed else f"companion:{package}",
         why=f"nothing misses it at import; {what} fails when it is used first",
@@ -97,14 +96,19 @@ def _finding(context: Context, path: str, names: List[str], what: str, needless:
     )
 
 
+def _on_host(context: Context, names: List[str]) -> bool:
+    return all(context.linker.on_search_path(name) for name in names)
+
+
 # versions ---------------------------------------------------------------------------------------------------------
 
 
 def _builtins(context: Context, path: str) -> List[Finding]:
     wanted = _wanted_builtins(context, path)
-    if wanted is None or _find(context, wanted, path):
+    if _find(context, wanted, path):
         return []
-    finding = _finding(context, path, [wanted], "compiling kernels at run time (NVRTC)", False)
+    what = "compiling kernels at run time (NVRTC)"
+    finding = _finding(context, path, [wanted], what, _on_host(context, [wanted]))
     folder = posixpath.dirname(path)
     others = sorted(
         name
@@ -120,8 +124,8 @@ def _builtins(context: Context, path: str) -> List[Finding]:
     ]
 
 
-def _wanted_builtins(context: Context, path: str) -> Optional[str]:
-    """The name in the library's own strings, else by its package's version (12.8.93 -> 12.8)."""
+def _wanted_builtins(context: Context, path: str) -> str:
+    """The name in the library's own strings, else by its package's version (12.8.93 -> 12.8), else by what is there."""
     try:
         found = context.store.cached(path, "nvrtc-builtins", lambda elf: (elf.find(_BUILTINS) or b"").decode("ascii"))
     except (ElfError, OSError):
@@ -130,7 +134,11 @@ def _wanted_builtins(context: Context, path: str) -> Optional[str]:
         return found
     dist = context.environment.owner(path)
     match = re.match(r"(\d+\.\d+)", dist.version) if dist and "nvrtc" in dist.name else None
-    return f"libnvrtc-builtins.so.{match.group(1)}" if match else None
+    if match:
+        return f"libnvrtc-builtins.so.{match.group(1)}"
+    major = posixpath.basename(path).partition(".so.")[2].split(".")[0]
+    names = sorted(name for name in context.linker.by_soname if name.startswith(f"libnvrtc-builtins.so.{major}."))
+    return names[0] if names else f"libnvrtc-builtins.so.{major}"
 
 
 def _cudnn_versions(context: Context, path: str) -> List[Finding]:

@@ -13,7 +13,7 @@ from ddtree_deploy.abi.model import Finding
 from ddtree_deploy.abi.rules import builds, severity
 
 _RUNTIME = re.compile(r"^libcudart\.so\.(\d+)")
-_SMALL = 64 * 1024  # less GPU code than this is a stub: cuFFT and others generate theirs at run time
+_STUB = 64 * 1024  # NVIDIA's libraries with less GPU code than this make theirs at run time (cuFFT)
 
 
 def check(context: Context) -> List[Finding]:
@@ -47,7 +47,7 @@ def _driver(context: Context) -> List[Finding]:
         return [
             Finding(
                 id="driver-library-missing",
-                severity="error",
+                severity="warning",
                 title="the driver's library libcuda.so.1 is not to be found",
                 message=f"driver {host.driver} runs, but libcuda.so.1 of {len(wanting)} files is on no search path",
                 when="import",
@@ -88,13 +88,16 @@ def _compat_library(context: Context) -> Optional[str]:
 
 
 def _runtimes(context: Context) -> List[Finding]:
-    """Objects whose closure, together with what torch has loaded, holds more than one libcudart major."""
+    """Objects whose closure, together with what torch loads, holds more than one libcudart major."""
     environment = context.environment
-    ours = {name: path for name, path in context.linker.torch_loaded().items() if _RUNTIME.match(name)}
+    ours = {name for name in context.linker.torch_loaded() if _RUNTIME.match(name)}
+    major = tag_major(environment.abi_tag)
+    if major:  # also where torch's own libraries were not installed with it
+        ours.add(f"libcudart.so.{major}")
     grouped: Dict[str, Tuple[Set[str], Set[str]]] = {}
     for root in context.roots:
         names = {name for name in context.closure(root).names if _RUNTIME.match(name)}
-        everything = names | (set(ours) if names and context.linker.uses_torch(root) else set())
+        everything = names | (ours if names and context.linker.uses_torch(root) else set())
         if len({_RUNTIME.match(name).group(1) for name in everything}) < 2:  # type: ignore[union-attr]
             continue
         files, runtimes = grouped.setdefault(environment.package(root), (set(), set()))
@@ -127,7 +130,8 @@ def _architectures(context: Context) -> List[Finding]:
     by_package: Dict[str, Dict[str, List[Arch]]] = {}
     for path in context.objects:
         info = context.store.info(path)
-        if info is None or sum(section.size for section in info.fatbins) < _SMALL:
+        size = sum(section.size for section in info.fatbins) if info else 0
+        if size == 0 or (size < _STUB and context.environment.package(path).startswith("nvidia-")):
             continue
         try:
             names = context.store.cached(path, "architectures", _read_architectures)

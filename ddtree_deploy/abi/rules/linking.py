@@ -48,6 +48,7 @@ def broken_roots(context: Context) -> Dict[str, Broken]:
             symbols = context.unresolved(path, root)
             if blind:  # what the missing library would define is not known; torch's own names are
                 symbols = frozenset(name for name in symbols if _torch_is_whole(context, closure.names, name))
+            symbols = frozenset(name for name in symbols if not _in_torch(context, root, name))
             if context.environment.interpreter is None:
                 symbols = frozenset(name for name in symbols if not _PYTHON.match(name))
             if symbols:
@@ -55,6 +56,13 @@ def broken_roots(context: Context) -> Dict[str, Broken]:
         if broken.missing or broken.symbols:
             result[root] = broken
     return result
+
+
+def _in_torch(context: Context, root: str, symbol: bytes) -> bool:
+    """Torch's names that an object wants without naming torch's libraries: its package loads them for everybody."""
+    if not _TORCH_ENTITY.match(symbol) or context.linker.uses_torch(root):
+        return False
+    return any(symbol in context.store.defined(path) for path in context.linker.torch_loaded().values())
 
 
 def _torch_is_whole(context: Context, names: Dict[str, str], symbol: bytes) -> bool:

@@ -16,6 +16,7 @@ from ddtree_deploy.abi.model import Finding
 _NATIVE = re.compile(r"\.so(\.[0-9][0-9A-Za-z_]*)*$")
 _IGNORED = re.compile(r"(/__pycache__/|\.pyc$|\.dist-info/|/tests?/|/testing/|\.(h|hpp|cuh|a|lib|pyi|md|txt|rst)$)")
 _SHOWN = 20
+_HASHED_BELOW = 1 << 20  # bytes
 
 
 def check(context: Context) -> List[Finding]:
@@ -155,10 +156,7 @@ def _changed(context: Context, shared: Set[str]) -> List[Finding]:
         changed = [
             path
             for path, recorded in (dist.record or {}).items()
-            if recorded.size is not None
-            and path not in shared
-            and _NATIVE.search(path)
-            and _other_size(context, path, recorded.size)
+            if path not in shared and _NATIVE.search(path) and _differs(context, path, recorded)
         ]
         if not changed:
             continue
@@ -180,6 +178,13 @@ def _changed(context: Context, shared: Set[str]) -> List[Finding]:
     return findings
 
 
-def _other_size(context: Context, path: str, size: int) -> bool:
+def _differs(context: Context, path: str, recorded: Recorded) -> bool:
+    """By size, and by hash where the file is small: hashing gigabytes would take longer than all else."""
     entry = context.store.entry(path)
-    return entry is not None and entry.size != size
+    if entry is None:
+        return False
+    if recorded.size is not None and entry.size != recorded.size:
+        return True
+    if entry.size > _HASHED_BELOW or not recorded.hash.startswith("sha256="):
+        return False
+    return context.cache.get(entry, "sha256", lambda: file_hash(entry.real)) not in (recorded.hash, None)

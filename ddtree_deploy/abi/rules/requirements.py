@@ -158,13 +158,16 @@ def _version(context: Context, dist: Distribution, requirement: Requirement, oth
     )
 
 
+_TORCH_FAMILY = ("torchvision", "torchaudio", "torchtext", "torchcodec", "xformers", "flash-attn", "vllm", "torch")
+
+
 def _bound(dist: Distribution, other: Distribution) -> bool:
     """Whether the requirement is about a binary interface, compiled on both sides.
 
     NVIDIA's libraries are left out: newer ones of a major are drop-ins (cuDNN 9.16 for torch 2.9.1 is the advised fix),
     and whether they fit is checked symbol by symbol.
     """
-    return other.name in ("torch", "triton") and _native(dist) and _native(other)
+    return other.name in ("torch", "triton") and (_native(dist) or dist.name in _TORCH_FAMILY)
 
 
 def _other_minor(requirement: Requirement, version: str) -> bool:

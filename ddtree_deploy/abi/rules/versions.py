@@ -67,8 +67,8 @@ def _absent(context: Context, library: str, version: str, provider: Optional[str
     if family in limits:
         wanted, has = _MARKERS.get(version, number), limits[family]
         return has is not None and wanted[:1].isdigit() and version_key(wanted) > version_key(has)
-    if provider is None or family in ("CXXABI", "GCC"):
-        return False  # not known, or GLIBCXX of the same library tells
+    if provider is None:
+        return False  # not known
     return _not_defined(context, version, provider)
 
 
