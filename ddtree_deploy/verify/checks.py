@@ -77,7 +77,8 @@ def run_checks(
         ]
     outcomes = run_probe(python, release, service_environment(release, environment), list(TITLES), limit_s, progress)
     _judge_cuda(outcomes[0], str(release_record(release).get("abi_tag") or ""))
-    facts = {"torch_cuda": torch_cuda(release)}
+    gpus = outcomes[0].data.get("gpus")
+    facts = {"torch_cuda": torch_cuda(release), "gpus": None if gpus is None else str(gpus)}
     rules = load_rules()
     progress(Progress("verify", "done", done_files=len(outcomes), total_files=len(outcomes), finished=True))
     results = []

@@ -2,7 +2,8 @@
 
 A rule: ``{"id", "pattern", "kind": "noise" | "warning", "reason", "source"}`` and, optionally, ``"lines": n`` (the
 match and what follows it, n lines in all) and ``"when": {"<fact>_at_least" | "<fact>_below": "12.9"}``: the rule holds
-only if that fact is known and so. Facts: ``torch_cuda`` (CUDA of the release's torch). The first rule that matches and
+only if that fact is known and so. Facts: ``torch_cuda`` (CUDA of the release's torch),
+``gpus`` (number of GPUs that torch sees). The first rule that matches and
 holds wins; a line that none matches is ``unknown``, shown and not judged.
 """
 

@@ -51,3 +51,10 @@ def test_first_rule_that_holds_wins_and_an_inner_match_restarts() -> None:
     ]
     lines = ["start", "bad", "after", "other"]
     assert [line.rule for line in classify(lines, {}, rules)] == ["a", "b", None, "c"]
+
+
+@pytest.mark.parametrize(("gpus", "kind"), [("0", "noise"), ("2", "warning"), (None, "unknown")])
+def test_what_an_engine_says_without_a_gpu_is_trouble_where_there_is_one(gpus: str | None, kind: str) -> None:
+    lines = ["…/awq.py:52: UserWarning: Only CUDA, HIP and XPU support AWQ currently.", "  warnings.warn(", "other"]
+    found = classify(lines, {"gpus": gpus}, load_rules())
+    assert [line.kind for line in found] == [kind, kind, "unknown"]
