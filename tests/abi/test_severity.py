@@ -39,9 +39,7 @@ HOW = {
         "error",
     ),
     "loaded by its file name": (
-        {
-            "pkg/__init__.py": "import torch\n\ntry:\n    torch.ops.load_library('_ops.abi3.so')\nexcept OSError:\n    pass\n"
-        },
+        {"pkg/__init__.py": "import x\n\ntry:\n    x.load_library('_ops.abi3.so')\nexcept OSError:\n    pass\n"},
         "error",
     ),
     "loaded by a function that is called": (
@@ -63,9 +61,7 @@ HOW = {
         "warning",
     ),
     "guarded, and raised again": (
-        {
-            "pkg/__init__.py": "try:\n    from pkg import _ops\nexcept ImportError as e:\n    raise RuntimeError from e\n"
-        },
+        {"pkg/__init__.py": "try:\n    from pkg import _ops\nexcept ImportError:\n    raise RuntimeError\n"},
         "error",
     ),
     "in a function": ({"pkg/__init__.py": "def run():\n    from pkg import _ops\n    return _ops\n"}, "warning"),
