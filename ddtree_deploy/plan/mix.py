@@ -1,7 +1,7 @@
-"""Would the planned packages work together? Asked of the host while planning, where the source's files are there already.
+"""Would the planned packages work together? Asked of the host while planning, where the source's files are there.
 
-That is so for a donor on the host itself. What comes from an index or a wheelhouse is staged by the overlay first, which
-asks the same question before it touches the release.
+That is so for a donor on the host itself. What comes from an index or a wheelhouse is staged by the overlay first,
+which asks the same question before it touches the release.
 """
 
 from __future__ import annotations
@@ -40,14 +40,9 @@ def with_findings(plan: Plan, report: Mapping[str, Any]) -> Plan:
     errors = [finding for finding in report["findings"] if finding["severity"] == "error"]
     if not errors:
         return plan
-    problems = [
-        Problem(
-            "error",
-            "mix-would-fail",
-            f"the planned packages do not fit together ({finding['id']}): {finding['message']}",
-            finding["fix"] or None,
-            int(ExitCode.PROBLEMS),
-        )
-        for finding in errors[:_SHOWN]
-    ]
-    return replace(plan, actions=[], problems=[*problems, *plan.problems])
+    return replace(plan, actions=[], problems=[*map(_problem, errors[:_SHOWN]), *plan.problems])
+
+
+def _problem(finding: Mapping[str, Any]) -> Problem:
+    message = f"the planned packages do not fit together ({finding['id']}): {finding['message']}"
+    return Problem("error", "mix-would-fail", message, finding["fix"] or None, int(ExitCode.PROBLEMS))
