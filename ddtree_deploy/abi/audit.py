@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any, Dict, List, Optional
 
 from ddtree_deploy.abi.cache import Cache, default_folder
@@ -51,6 +52,7 @@ def audit_loaded(
     for name, rule in RULES:
         with clock.phase(name):
             findings += rule(context)
+    findings = [_for_the_engine(context, finding) for finding in findings]
     with clock.phase("remember"):
         cache.save()
     return _report(context, findings, clock.seconds)
@@ -68,6 +70,14 @@ def op_audit(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
         host = limits_from_facts(params["facts"], host)
     cache = f"{params['root']}/cache/abi" if params.get("root") else default_folder()
     return to_dict(audit_environment(path, host, progress, cache))
+
+
+def _for_the_engine(context: Context, finding: Finding) -> Finding:
+    """Beside an engine, what is wrong with a package that it never imports for certain is only a warning."""
+    if finding.severity != "error" or not finding.packages or context.usage.engine is None:
+        return finding
+    dist = next((d for d in context.environment.distributions if d.label == finding.packages[0]), None)
+    return finding if dist is None or context.usage.needed(dist) else replace(finding, severity="warning")
 
 
 def _report(context: Context, findings: List[Finding], timing: Dict[str, float]) -> Report:

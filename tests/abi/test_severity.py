@@ -187,3 +187,12 @@ def test_environments_below_a_folder_called_tests_are_audited_like_others(tmp_pa
     package(venv, {"pkg/__init__.py": "from pkg import _ops\n"})
     (venv.site / "pkg/__init__.py").unlink()
     assert ("record-missing-file", "error") in severities(venv)
+
+
+@pytest.mark.parametrize(("imports", "severity"), [("import pkg\n", "error"), ("import json\n", "warning")])
+def test_what_is_wrong_with_files_counts_by_the_engines_use_too(venv: Venv, imports: str, severity: str) -> None:
+    engine(venv, imports, [])
+    path = venv.write("pkg/__init__.py", "x = 1\n")
+    venv.install("pkg", "1.0", [path, venv.write("pkg/gone.py")])
+    (venv.site / "pkg/gone.py").unlink()
+    assert severities(venv) == [("record-missing-file", severity)]
