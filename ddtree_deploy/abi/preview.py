@@ -7,7 +7,7 @@ or a donor) would bring: a tree of logical paths over real files, which the audi
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, Iterable, List, Optional
+from typing import Any, Dict, Iterable, List, Optional, Set, Tuple
 
 from packaging.utils import canonicalize_name
 
@@ -28,12 +28,14 @@ _SHOWN = 5
 @dataclass(frozen=True)
 class Mix:
     """``remove`` leaves ``base``; ``take`` comes from the environment ``source`` (a distribution of the same name in
-    ``base`` leaves). Names in any spelling; ``source`` None where nothing is taken."""
+    ``base`` leaves). Names in any spelling; ``source`` None where nothing is taken. ``more``: further pairs of source
+    and names."""
 
     base: str
     remove: List[str] = field(default_factory=list)
     source: Optional[str] = None
     take: List[str] = field(default_factory=list)
+    more: List[Tuple[str, List[str]]] = field(default_factory=list)
 
 
 def planned_environment(mix: Mix) -> Environment:
@@ -42,10 +44,12 @@ def planned_environment(mix: Mix) -> Environment:
     Raises InputError ``no-environment``, ``source-lacks`` (with the names that the source does not have).
     """
     base = load_environment(mix.base)
-    take = {str(canonicalize_name(name)) for name in mix.take}
-    leaving = take | {str(canonicalize_name(name)) for name in mix.remove}
+    sources = [*([(mix.source, mix.take)] if mix.source else []), *mix.more]
+    leaving = _names([*mix.remove, *mix.take, *(name for _, names in mix.more for name in names)])
     gone = [path for dist in base.distributions if dist.name in leaving for path in _files(base, dist)]
-    brought = _brought(base, mix.source, take) if mix.source and take else {}
+    brought: Dict[str, Entry] = {}
+    for source, names in sources:
+        brought.update(_brought(base, source, _names(names)) if names else {})
     tree = base.tree.without(gone).overlay(brought)
     return complete(replace(base, tree=tree, distributions=[], torch_site=None, torch_version=None, torch_cuda=None))
 
@@ -85,6 +89,10 @@ def op_preview(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]
     mix = Mix(base, list(params.get("remove") or []), source, list(params.get("take") or []))
     cache = f"{params['root']}/cache/abi" if params.get("root") else default_folder()
     return to_dict(preview(mix, host, progress, cache))
+
+
+def _names(names: Iterable[str]) -> Set[str]:
+    return {str(canonicalize_name(name)) for name in names}
 
 
 def _brought(base: Environment, source: str, take: Iterable[str]) -> Dict[str, Entry]:

@@ -24,7 +24,8 @@ def check(context: Context) -> List[Finding]:
         names.setdefault(f"{dist.site}:{dist.name}", []).append(dist)
         findings += _folder(dist) + _tags(context, dist) + _python(context, dist)
     for same in names.values():
-        if len(same) > 1:
+        egg = any(dist.folder.endswith(".egg-info") for dist in same)
+        if len(same) > 1 and not (egg and len({dist.version for dist in same}) == 1):  # Debian ships both forms
             findings.append(_twice(same))
     return findings + _torch(context) + _extensions(context)
 

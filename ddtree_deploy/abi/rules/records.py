@@ -153,6 +153,8 @@ def _changed(context: Context, shared: Set[str]) -> List[Finding]:
     environment = context.environment
     findings = []
     for dist in environment.distributions:
+        if dist.site.endswith("dist-packages") and dist.installer in (None, "debian"):
+            continue  # the distribution strips shared objects after their RECORD is written
         changed = [
             path
             for path, recorded in (dist.record or {}).items()
