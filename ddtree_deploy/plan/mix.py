@@ -23,7 +23,9 @@ def preview_params(plan: Plan) -> dict[str, Any] | None:
         return None
     source = overlay.params["source"]
     take = [package["name"] for package in overlay.params["install"]]
-    if source["kind"] != "donor" or source.get("host") or not take:
+    if source["kind"] != "donor" or source.get("host") or not take or overlay.params.get("rest"):
+        return None  # files that are elsewhere, or still to be fetched
+    if source.get("without_record") or overlay.params.get("rest"):  # the overlay first makes of them what can be read
         return None
     return {
         "root": plan.root,

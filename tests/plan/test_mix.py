@@ -40,6 +40,7 @@ def test_a_donor_on_the_host_is_looked_at() -> None:
         planned(source={**DONOR, "host": "gpu2"}),
         planned(source={"kind": "index", "location": None, "host": None}),
         planned(install=[]),
+        planned(rest={"source": {"kind": "index"}, "install": [{"name": "numpy"}]}),
     ],
 )
 def test_nothing_is_asked_where_the_files_are_not_there(plan: Plan) -> None:
