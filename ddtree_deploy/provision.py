@@ -8,14 +8,16 @@ from typing import Any
 
 from ddtree_deploy.agent.protocol import ProgressSink, silent
 from ddtree_deploy.codec import to_dict
-from ddtree_deploy.donor_transfer import bring_packages, packages_to_bring
+from ddtree_deploy.donor.transfer import action_to_bring_for, bring, way_to
 from ddtree_deploy.errors import DeployError, ExitCode, InputError, StepError
 from ddtree_deploy.facts.model import HostFacts
 from ddtree_deploy.fleet import HostResult, worst
 from ddtree_deploy.inventory.load import Inventory
 from ddtree_deploy.plan.build import build_plan
 from ddtree_deploy.plan.gather import Prepared, check_facts, collect_facts, donor_params
+from ddtree_deploy.plan.mix import preview_params, with_findings
 from ddtree_deploy.plan.model import Plan
+from ddtree_deploy.plan.source_choice import donor_host
 from ddtree_deploy.sessions import Connector, Session
 
 
@@ -42,15 +44,10 @@ def planned(plan: Plan) -> HostResult:
     return HostResult(plan.host, plan_exit_code(plan), {"plan": to_dict(plan)}, plan, plan_error(plan))
 
 
-def plan_offline(prepared: Prepared, facts: HostFacts, file: str) -> Plan:
-    """Plan from facts saved in ``file``: no host, no network, no engine. A donor's facts cannot be known then."""
+def plan_offline(prepared: Prepared, facts: HostFacts, file: str, donor: HostFacts | None = None) -> Plan:
+    """Plan from facts saved in ``file``, and from those of the donor: no host, no network, no engine."""
     check_facts(facts, prepared.settings, file)
-    if prepared.source.kind == "donor":
-        message = "a donor's packages are not in the facts of the host"
-        raise InputError(
-            "facts-without-donor", message, where=file, hint="Plan with --source index, or without --facts."
-        )
-    return build_plan(prepared.inputs(facts))
+    return build_plan(prepared.inputs(facts, donor if prepared.source.kind == "donor" else None))
 
 
 def plan_host(
@@ -67,7 +64,9 @@ def plan_host(
         else:
             with connect(host) as other:
                 donor = collect_facts(lambda op, args: other.call(op, args, sink), params)
-    return build_plan(prepared.inputs(facts, donor))
+    plan = build_plan(prepared.inputs(facts, donor))
+    asked_mix = preview_params(plan)
+    return with_findings(plan, session.call("abi.preview", asked_mix, sink)) if asked_mix is not None else plan
 
 
 def provision_host(
@@ -107,14 +106,12 @@ def _apply(
 ) -> dict[str, Any]:
     blobs = session.put_blobs(find_blobs(prepared, plan), plan.root, sink)
     params = {"plan": to_dict(plan), "blobs": blobs, "indexes": prepared.index_urls()}
-    wanted = packages_to_bring(plan)
-    asked = donor_params(prepared, inventory) if wanted else None
-    if asked is not None:
-        host, about = asked
-        with connect(host) as other:
-            brought = bring_packages(about["base"], wanted, other, session, plan.root, sink)
-        params["blobs"] = {**blobs, **brought.blobs}
-        params["donor"] = brought.to_params()
+    action = action_to_bring_for(plan)
+    if action is not None:
+        host = donor_host(prepared.source, prepared.host, inventory)
+        with connect(host) as donor:
+            way = way_to(host, prepared.host)
+            params["donor"] = bring(action, plan.root, plan.base, donor, session, way, sink).to_params()
     return session.call("plan.apply", params, sink)
 
 

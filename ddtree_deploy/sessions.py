@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, Protocol
@@ -17,11 +17,31 @@ if TYPE_CHECKING:
 class Session(Protocol):
     """What we need of ``transport.session.AgentSession``."""
 
-    def call(self, op: str, params: dict[str, Any], on_progress: ProgressSink | None = None) -> dict[str, Any]: ...
+    def call(self, op: str, params: Mapping[str, Any], on_progress: ProgressSink | None = None) -> dict[str, Any]: ...
 
     def put_blobs(
         self, paths: Iterable[Path], root: str, on_progress: ProgressSink | None = None
     ) -> dict[str, str]: ...
+
+    def stream(
+        self,
+        op: str,
+        params: Mapping[str, Any],
+        on_data: Callable[[bytes], None],
+        on_progress: ProgressSink | None = None,
+    ) -> dict[str, Any]: ...
+
+    def upload(
+        self, op: str, params: Mapping[str, Any], on_progress: ProgressSink | None = None
+    ) -> AbstractContextManager[Upload]: ...
+
+
+class Upload(Protocol):
+    """What we need of ``transport.session.Upload``."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def result(self) -> dict[str, Any]: ...
 
 
 Open = Callable[["HostSettings"], AbstractContextManager[Session]]

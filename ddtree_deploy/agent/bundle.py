@@ -24,13 +24,20 @@ SAFE_FILES = {
     "__init__.py",
     "errors.py",
     "codec.py",
+    "units.py",
     "plan/__init__.py",
     "plan/inputs.py",
     "plan/draft.py",
     "profiles/__init__.py",
 }
-SAFE_FOLDERS = {"agent", "facts", "steps", "release", "patching", "abi", "verify", "serve", "survey"}
-CONTROLLER_FILES = {"agent/bundle.py", "patching/commands.py", "patching/export.py", "patching/series.py"}
+SAFE_FOLDERS = {"agent", "donor", "facts", "steps", "release", "patching", "abi", "verify", "serve", "survey"}
+CONTROLLER_FILES = {
+    "agent/bundle.py",
+    "donor/transfer.py",
+    "patching/commands.py",
+    "patching/export.py",
+    "patching/series.py",
+}
 CONTROLLER_NAMES = {"report.py", "render.py"}  # in whatever folder
 LIBRARIES = {"elftools": "pyelftools", "packaging": "packaging"}  # import name: distribution
 _MAIN = b"from ddtree_deploy.agent.main import run\n\nrun()\n"

@@ -1,6 +1,7 @@
 """The agent's process: answers requests on stdin until it ends. Standard library only (agent-safe).
 
-``python agent.pyz`` serves; ``python agent.pyz supervise ...`` is the process that keeps a service.
+``python agent.pyz`` serves; ``python agent.pyz supervise ...`` is the process that keeps a service, ``python agent.pyz
+donor-send`` what another host's agent starts here over ssh to read files from.
 
 The controller holds the other end of stdin. When it goes away (Ctrl-C, a lost connection, a closed laptop) or SIGTERM
 comes, the running operation gets a :class:`Stopped` in the main thread, so that its ``finally`` blocks release
@@ -22,7 +23,7 @@ import traceback
 from typing import Any, BinaryIO, Dict, List, NoReturn, Optional
 
 from ddtree_deploy.agent import blobs, operations
-from ddtree_deploy.agent.protocol import HEARTBEAT, Progress, Writer
+from ddtree_deploy.agent.protocol import HEARTBEAT, Progress, ProgressSink, Writer
 from ddtree_deploy.errors import DeployError, ExitCode, StepError
 
 GRACE = 60.0  # removing a half-built release of 60,000 files takes a while on a busy disk
@@ -39,8 +40,13 @@ def main(arguments: List[str]) -> int:
         from ddtree_deploy.serve.supervisor import main as supervise
 
         return int(supervise(arguments[1:]))
+    if arguments[:1] == ["donor-send"]:
+        from ddtree_deploy.donor.send import main as send
+
+        return int(send())
     if arguments:
-        sys.stderr.write(f"agent: unknown command {arguments[0]!r}; known: supervise, or none to serve requests\n")
+        known = "supervise, donor-send, or none to serve requests"
+        sys.stderr.write(f"agent: unknown command {arguments[0]!r}; known: {known}\n")
         return int(ExitCode.BAD_INPUT)
     own_process_group()
     requests, responses = take_over_stdio()
@@ -72,6 +78,7 @@ class Server:
         self._responses = responses
         self._active: Optional[Writer] = None
         self._stopping = False
+        self._spoiled = False  # what follows a request was not read to its end, so that the next one is not found
 
     def serve(self) -> int:
         """Answer until end of input (exit status 0) or until stopped (130)."""
@@ -84,6 +91,8 @@ class Server:
                 if self._stopping or not line:
                     break
                 self._answer(line)
+                if self._spoiled:
+                    return int(ExitCode.STEP_FAILED)
         except (Stopped, BrokenPipeError):
             self._stopping = True
         if not self._stopping:
@@ -125,7 +134,22 @@ class Server:
             except BrokenPipeError as error:
                 raise Stopped from error
 
+        if op in operations.STREAMS:
+            return self._stream(op, params, writer, progress)
         return operations.find(op)(params, progress)
+
+    def _stream(self, op: str, params: Dict[str, Any], writer: Writer, progress: ProgressSink) -> Dict[str, Any]:
+        def emit(data: bytes) -> None:
+            try:
+                writer.data(data)
+            except BrokenPipeError as error:
+                raise Stopped from error
+
+        try:
+            return operations.find_stream(op)(params, self._requests, emit, progress)
+        except BaseException:
+            self._spoiled = True
+            raise
 
     def _watch(self) -> None:
         """Tell the controller that we live, and the operation when the controller does not."""

@@ -1,8 +1,9 @@
 """What the agent can do: op names and the functions behind them. Standard library only (agent-safe).
 
 A function takes ``(params: dict, progress: ProgressSink)`` and returns a dict of plain JSON values. Its module is
-imported when the op is first called, so that asking for facts does not pay for everything else. ``blob.put`` is
-not here: it reads the bytes that follow its request, see ``main``.
+imported when the op is first called, so that asking for facts does not pay for everything else. ``STREAMS`` have
+raw bytes before or after their result, and get ``(params, requests, emit, progress)``: the stream of requests, to read
+from, and what sends bytes. ``blob.put`` is not here, see ``main``.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 import importlib
 import platform
 import sys
-from typing import Any, Callable, Dict
+from typing import Any, BinaryIO, Callable, Dict
 
 from ddtree_deploy import __version__
 from ddtree_deploy.agent.protocol import PROTOCOL, ProgressSink
 from ddtree_deploy.errors import StepError
 
 Operation = Callable[[Dict[str, Any], ProgressSink], Dict[str, Any]]
+Emit = Callable[[bytes], None]
+Stream = Callable[[Dict[str, Any], BinaryIO, Emit, ProgressSink], Dict[str, Any]]
 
 OPERATIONS: Dict[str, str] = {
     "hello": "ddtree_deploy.agent.operations:hello",
@@ -26,9 +29,9 @@ OPERATIONS: Dict[str, str] = {
     "releases.list": "ddtree_deploy.release.store:op_list",
     "releases.rollback": "ddtree_deploy.release.store:op_rollback",
     "releases.prune": "ddtree_deploy.release.store:op_prune",
-    "donor.digest": "ddtree_deploy.release.packing:op_digest",
-    "donor.open": "ddtree_deploy.release.packing:op_open",
-    "donor.read": "ddtree_deploy.release.packing:op_read",
+    "donor.inventory": "ddtree_deploy.donor.inventory:op_inventory",
+    "donor.want": "ddtree_deploy.donor.store:op_want",
+    "donor.pull": "ddtree_deploy.donor.pull:op_pull",
     "abi.audit": "ddtree_deploy.abi.audit:op_audit",
     "abi.preview": "ddtree_deploy.abi.preview:op_preview",
     "abi.diff": "ddtree_deploy.abi.diff:op_diff",
@@ -39,6 +42,11 @@ OPERATIONS: Dict[str, str] = {
     "service.status": "ddtree_deploy.serve.operations:op_status",
     "service.logs": "ddtree_deploy.serve.operations:op_logs",
     "service.stop": "ddtree_deploy.serve.operations:op_stop",
+}
+
+STREAMS: Dict[str, str] = {
+    "donor.send": "ddtree_deploy.donor.send:stream_send",
+    "donor.receive": "ddtree_deploy.donor.receive:stream_receive",
 }
 
 
@@ -56,6 +64,16 @@ def find(op: str) -> Operation:
     """The function behind ``op``; StepError ``agent-unknown-op`` if there is none."""
     target = OPERATIONS.get(op)
     if target is None:
-        raise StepError("agent-unknown-op", f"the agent has no operation {op!r}", details={"known": sorted(OPERATIONS)})
+        known = sorted([*OPERATIONS, *STREAMS])
+        raise StepError("agent-unknown-op", f"the agent has no operation {op!r}", details={"known": known})
+    return _load(target)  # type: ignore[no-any-return]
+
+
+def find_stream(op: str) -> Stream:
+    """The function behind one of ``STREAMS``."""
+    return _load(STREAMS[op])  # type: ignore[no-any-return]
+
+
+def _load(target: str) -> Any:
     module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+    return getattr(importlib.import_module(module), name)

@@ -3,9 +3,11 @@
 The controller writes one request a line: ``{"id": 1, "op": "facts", "params": {...}}``. The agent answers with any
 number of ``{"id": 1, "progress": {...}}`` and then one ``{"id": 1, "result": {...}}`` or
 ``{"id": 1, "error": {... DeployError.to_dict() ...}}``. A request of the op ``blob.put`` is followed by
-``params["size"]`` raw bytes. stdout carries the protocol alone; anything else the agent prints goes to stderr.
-While an operation runs, ``{"id": 1, "heartbeat": true}`` comes every ``HEARTBEAT`` seconds, so that a controller that
-has heard nothing for ``SILENCE`` seconds knows that the host or the way to it is gone.
+``params["size"]`` raw bytes, one of ``donor.receive`` by records (``donor.records``) up to the last of these. In an
+answer ``{"id": 1, "data": 65536}`` is followed by so many raw bytes. stdout carries the protocol alone; anything else
+the agent prints goes to stderr. While an operation runs, ``{"id": 1, "heartbeat": true}`` comes every ``HEARTBEAT``
+seconds, so that a controller that has heard nothing for ``SILENCE`` seconds knows that the host or the way to it is
+gone.
 """
 
 from __future__ import annotations
@@ -59,6 +61,13 @@ class Writer:
 
     def heartbeat(self) -> None:
         self._send({"heartbeat": True})
+
+    def data(self, payload: bytes) -> None:
+        line = json.dumps({"id": self._id, "data": len(payload)}).encode("ascii") + b"\n"
+        with self._lock:
+            self._stream.write(line)
+            self._stream.write(payload)
+            self._stream.flush()
 
     def result(self, result: Dict[str, Any]) -> None:
         self._send({"result": result})

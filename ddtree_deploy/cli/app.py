@@ -36,7 +36,7 @@ _COMMANDS: list[tuple[str, str, Callable[..., Any], list[str]]] = [
         "provision",
         "Build a release and make it current",
         provision_commands.provision,
-        ["provision gpu1", "provision 'gpu-*' --dry-run"],
+        ["provision gpu1", "provision gpu1 --from gpu2:/opt/venv", "provision 'gpu-*' --dry-run"],
     ),
     (
         "verify",

@@ -79,6 +79,19 @@ Source = Annotated[
         help="Where packages come from: index, index:URL, wheelhouse:FOLDER, donor:/PATH or donor:HOST:/PATH.",
     ),
 ]
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="DONOR",
+        help="Copy packages from a venv that works: HOST:/PATH, HOST (its base venv), USER@ADDRESS:/PATH, or /PATH on "
+        "the host itself. What it lacks comes from --source, if that is given.",
+    ),
+]
+TakeEdited = Annotated[
+    bool,
+    typer.Option("--take-edited", help="From a donor, also take compiled files that are not what their RECORD says."),
+]
 Services = Annotated[
     list[str] | None,
     typer.Option("--service", metavar="NAME", help="Only this service (may be repeated). Default: all."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 from ddtree_deploy.cli.context import AppContext, app_context
 from ddtree_deploy.cli.hosts import RenderHost, Work, finish, run_on_hosts
-from ddtree_deploy.cli.parameters import Hosts, Playbook, Profile, Source, complete_hosts
+from ddtree_deploy.cli.parameters import From, Hosts, Playbook, Profile, Source, TakeEdited, complete_hosts
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,6 +36,10 @@ FactsFile = Annotated[
     Path | None,
     typer.Option("--facts", metavar="FILE", help="Plan from saved facts: no host, no network. For one host."),
 ]
+DonorFactsFile = Annotated[
+    Path | None,
+    typer.Option("--donor-facts", metavar="FILE", help="With --facts: the donor's saved facts."),
+]
 WithoutGpu = Annotated[
     bool, typer.Option("--without-gpu", help="Prepare a GPU profile on a host that has no GPU (yet).")
 ]
@@ -47,6 +52,9 @@ def facts(
         Path | None,
         typer.Option("--save", metavar="FILE", help="Write the facts for `plan --facts`; {host} stands for the host."),
     ] = None,
+    base: Annotated[
+        str | None, typer.Option("--base", metavar="PATH", help="Look at this venv instead of the host's base venv.")
+    ] = None,
 ) -> None:
     """Show what a host is: GPUs, driver, glibc, base venv, engine, disks, releases and services."""
     from ddtree_deploy.cli.facts_view import render_facts
@@ -54,7 +62,7 @@ def facts(
     from ddtree_deploy.plan.gather import facts_of_host, save_facts
 
     app = app_context(context)
-    selected = app.hosts(hosts)
+    selected = [replace(host, base=base) if base else host for host in app.hosts(hosts)]
     if save is not None and len(selected) > 1 and "{host}" not in str(save):
         hint = "Write a name such as facts/{host}.json."
         raise InputError(
@@ -78,13 +86,17 @@ def plan(
     context: typer.Context,
     hosts: PlanHosts = None,
     facts: FactsFile = None,
+    donor_facts: DonorFactsFile = None,
     profile: Profile = None,
     playbook: Playbook = None,
     source: Source = None,
+    donor: From = None,
+    take_edited: TakeEdited = False,
     without_gpu: WithoutGpu = False,
 ) -> None:
     """Show what `provision` would do, with a diff of packages and files. Exit 2 with changes pending, else 0."""
-    _provision(app_context(context), "plan", hosts, _choices(profile, playbook, source, without_gpu), facts, True)
+    choices = _choices(profile, playbook, source, without_gpu, donor, take_edited)
+    _provision(app_context(context), "plan", hosts, choices, _files(facts, donor_facts), True)
 
 
 def provision(
@@ -92,9 +104,12 @@ def provision(
     hosts: PlanHosts = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan; the same as `plan`.")] = False,
     facts: FactsFile = None,
+    donor_facts: DonorFactsFile = None,
     profile: Profile = None,
     playbook: Playbook = None,
     source: Source = None,
+    donor: From = None,
+    take_edited: TakeEdited = False,
     without_gpu: WithoutGpu = False,
 ) -> None:
     """Build the release and make it current. Several hosts: the first alone, then the others in parallel."""
@@ -104,13 +119,31 @@ def provision(
         hint = "Add --dry-run; to provision, leave --facts out: facts are asked for anew."
         raise InputError("usage", "--facts is for planning only", where="--facts", hint=hint)
     app = app_context(context)
-    _provision(app, "provision", hosts, _choices(profile, playbook, source, without_gpu), facts, dry_run)
+    choices = _choices(profile, playbook, source, without_gpu, donor, take_edited)
+    _provision(app, "provision", hosts, choices, _files(facts, donor_facts), dry_run)
 
 
-def _choices(profile: str | None, playbook: str | None, source: str | None, without_gpu: bool) -> Choices:
+def _choices(
+    profile: str | None,
+    playbook: str | None,
+    source: str | None,
+    without_gpu: bool,
+    donor: str | None,
+    take_edited: bool,
+) -> Choices:
     from ddtree_deploy.plan.gather import Choices
 
-    return Choices(profile, playbook, source, without_gpu)
+    return Choices(profile, playbook, source, without_gpu, donor, take_edited)
+
+
+def _files(facts: Path | None, donor: Path | None) -> tuple[Path, Path | None] | None:
+    """Saved facts to plan from: the host's, and the donor's."""
+    from ddtree_deploy.errors import InputError
+
+    if facts is None and donor is not None:
+        hint = "Add --facts FILE; with a host that is asked, its donor is asked too."
+        raise InputError("usage", "--donor-facts needs --facts", where="--donor-facts", hint=hint)
+    return None if facts is None else (facts, donor)
 
 
 def _provision(
@@ -118,13 +151,13 @@ def _provision(
     command: str,
     names: list[str] | None,
     choices: Choices,
-    facts_file: Path | None,
+    files: tuple[Path, Path | None] | None,
     dry_run: bool,
 ) -> None:
     from ddtree_deploy.errors import InputError
 
-    if facts_file is not None:
-        _plan_offline(app, command, names or [], choices, facts_file)
+    if files is not None:
+        _plan_offline(app, command, names or [], choices, *files)
         return
     if not names:
         raise InputError("usage", "no HOST is given", hint=f"ddtree-deploy {command} --help")
@@ -144,25 +177,28 @@ def _work(app: AppContext, inventory: Inventory, choices: Choices, dry_run: bool
             if not several and not app.output.json:
                 app.output.show(lambda console: _draw_plan(console, plan, app.output.verbose, executed=True))
 
-        prepared = prepare(host, choices, sink)
+        prepared = prepare(host, choices, sink, inventory)
         return provision_host(prepared, connect, inventory, dry_run=dry_run, sink=sink, on_plan=show)
 
     return work
 
 
-def _plan_offline(app: AppContext, command: str, names: Sequence[str], choices: Choices, file: Path) -> None:
+def _plan_offline(
+    app: AppContext, command: str, names: Sequence[str], choices: Choices, file: Path, donor_file: Path | None
+) -> None:
     from ddtree_deploy.errors import InputError
-    from ddtree_deploy.plan.gather import host_for_facts, load_facts, prepare
+    from ddtree_deploy.plan.gather import host_for_facts, load_facts, prepare_offline
     from ddtree_deploy.provision import plan_offline, planned
 
     found = load_facts(file)
+    donor = load_facts(donor_file) if donor_file is not None else None
     inventory = app.inventory()
     selected = inventory.select(names) if names else [host_for_facts(found, inventory)]
     if len(selected) > 1:
         raise InputError("usage", "--facts is about one host", where="--facts", hint="Name one host, or none.")
     host = selected[0]
-    prepared = prepare(host, choices)
-    plan = plan_offline(prepared, found, str(file))
+    prepared = prepare_offline(host, choices, found, donor, inventory)
+    plan = plan_offline(prepared, found, str(file), donor)
     finish(app, command, [planned(plan)], _draw(app, shows_plan=True))
 
 

@@ -16,7 +16,6 @@ from packaging.version import InvalidVersion, Version
 from ddtree_deploy.abi.elf import SHARED_OBJECT_NAME
 from ddtree_deploy.agent.protocol import Progress, ProgressSink
 from ddtree_deploy.errors import StepError
-from ddtree_deploy.release.bare import NVIDIA
 from ddtree_deploy.release.clone import Cloned, Copier, choose_method
 from ddtree_deploy.release.distributions import Distribution, find_distributions, is_bytecode, owners
 from ddtree_deploy.release.files import (
@@ -31,7 +30,7 @@ from ddtree_deploy.release.files import (
 )
 from ddtree_deploy.release.hashes import HashCache
 from ddtree_deploy.release.paths import PathMentions
-from ddtree_deploy.release.record import Row, format_record, parse_record, venv_path
+from ddtree_deploy.release.record import format_record, parse_record, venv_path
 from ddtree_deploy.release.relocate import old_paths, relocate
 
 _EVERY = 512
@@ -74,7 +73,7 @@ def place_distributions(
     ``fresh``: uv has just made ``source`` from wheels, for us alone. Then only what installers write can name its path;
     in a donor any file can. There every file is hashed (``hashes`` remembers), and one that differs from its RECORD is
     a warning where it is text, which people edit, and StepError ``donor-damaged`` where it is compiled code, unless
-    ``take_edited``. A package without RECORD, or without any metadata, gets them in the release.
+    ``take_edited``.
     """
     done = Placed()
     available = find_distributions(source, source_site)
@@ -98,10 +97,6 @@ def place_distributions(
                 size = sum(size for _, size in moved.files[-_EVERY:])
                 done.bytes += size
                 progress(Progress("overlay", distribution.name, done.bytes, total_bytes, len(placed), total_files))
-        if not distribution.record:
-            _describe(tree, site, source_site, distribution)
-            what = "RECORD; its files were told from its top-level names" if distribution.folder else "metadata"
-            done.note("warning", "no-record", f"{distribution.name} in {source} has no {what}")
         progress(Progress("check", distribution.name))
         differing, shared = _differing(tree, site, source_site, distribution, available, None if fresh else hashes)
         shared_files.update(shared)
@@ -128,8 +123,7 @@ def place_distributions(
     done.rewritten = result.rewritten
     done.notes += result.notes
     for distribution in taken:
-        if distribution.folder:
-            _drop_bytecode_rows(f"{tree}/{site}/{distribution.folder}/RECORD", site)
+        _drop_bytecode_rows(f"{tree}/{site}/{distribution.folder}/RECORD", site)
     done.files = len(placed)
     done.bytes = sum(size for _, size in moved.files)
     progress(Progress("overlay", "", done.bytes, total_bytes, done.files, done.files, finished=True))
@@ -283,26 +277,6 @@ def _difference(full: str, path: str, distribution: Distribution, hashes: Option
         return None
     found = recorded_form(hashes.sha256(full)) if hashes is not None else record_hash_file(full)[0]
     return "another sha256" if found != digest else None
-
-
-def _describe(tree: str, site: str, source_site: str, distribution: Distribution) -> None:
-    """Give a package that was placed the RECORD that it has not, and metadata where it has none."""
-    folder = distribution.folder or f"{distribution.name.replace('-', '_')}-{distribution.version}.dist-info"
-    if not folder.endswith(".dist-info") or distribution.name == NVIDIA:
-        return
-    paths = [path[len(source_site) + 1 :] for path in distribution.files if path.startswith(source_site + "/")]
-    if not distribution.folder:
-        os.mkdir(f"{tree}/{site}/{folder}")
-        for name, text in new_metadata(distribution.name, distribution.version).items():
-            replace_file(f"{tree}/{site}/{folder}/{name}", text)
-            paths.append(f"{folder}/{name}")
-    rows: List[Row] = []
-    for path in paths:
-        full = f"{tree}/{site}/{path}"
-        if os.path.isfile(full) and not os.path.islink(full):
-            digest, size = record_hash_file(full)
-            rows.append((path, digest, str(size)))
-    replace_file(f"{tree}/{site}/{folder}/RECORD", format_record([*rows, (f"{folder}/RECORD", "", "")]))
 
 
 def new_metadata(name: str, version: str) -> Dict[str, bytes]:

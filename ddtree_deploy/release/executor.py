@@ -30,7 +30,7 @@ from ddtree_deploy.steps.context import StepContext
 
 def apply_plan(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     """Op ``plan.apply``. ``params``: ``plan`` (a Plan), ``blobs`` {sha256: path on this host}, ``indexes`` [URL],
-    ``donor`` {site, paths, packages {name: sha256}} where a donor's packages were brought from another host.
+    ``donor`` {staging, site, paths, notes} where a donor's packages were brought from another host.
 
     Returns {release_id, changed, previous, current, actions: [{id, step, seconds, result}],
     notes: [{severity, id, message}]}.

@@ -63,6 +63,7 @@ def write_record(record: Dict[str, Any], context: StepContext) -> None:
         rewritten=sorted({*clone.get("rewritten", []), *overlay.get("rewritten", [])}),
         notes=list(context.notes),
         staging=overlay.get("staging"),
+        rest_staging=overlay.get("rest_staging"),
         blobs=sorted(context.blobs),
         clone_method=clone.get("method"),
         file_count=files,
@@ -78,7 +79,7 @@ def finish_release(record: Dict[str, Any], context: StepContext) -> None:
     write_record(record, context)
     if context.final.is_symlink():
         os.unlink(context.final)
-    _sync_file_system(str(context.partial))
+    sync_file_system(str(context.partial))
     os.rename(context.partial, context.final)
     sync_folder(context.layout.releases)
     context.journal.append("finished", release=context.release_id)
@@ -99,7 +100,7 @@ def _measure(folder: str) -> Tuple[int, int]:
     return files, total
 
 
-def _sync_file_system(path: str) -> None:
+def sync_file_system(path: str) -> None:
     """syncfs(2): what was written to this file system, and not what others wrote to theirs."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

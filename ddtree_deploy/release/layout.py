@@ -73,6 +73,15 @@ class Layout:
         return self.root / "cache" / "staging"
 
     @property
+    def donor(self) -> Path:
+        """Files of a donor that have arrived, by their sha256, until their tree is put together."""
+        return self.root / "cache" / "donor"
+
+    @property
+    def hashes(self) -> Path:
+        return self.root / "cache" / "hashes.json"
+
+    @property
     def journal(self) -> Path:
         return self.root / "journal.jsonl"
 

@@ -15,8 +15,9 @@ class ReleaseRecord:
     It does not name the base venv's path, as nothing in a release does; the journal's ``run-begin`` does.
     ``site_packages`` is relative to the release. ``environment`` and ``engine_arguments`` are the profile's, with
     ``{release}`` expanded to the release's path. ``files`` (paths as in the plan) have no ``diff``. ``rewritten`` are
-    the files, relative to the release, whose mentions of the base's path were rewritten. ``staging`` and ``blobs`` are
-    what prune must keep in the cache. ``notes`` are the warnings and notes of the steps: {severity, id, message}.
+    the files, relative to the release, whose mentions of the base's path were rewritten. ``staging``, ``rest_staging``
+    (of what a donor lacked) and ``blobs`` are what prune must keep in the cache. ``notes`` are the warnings and notes
+    of the steps: {severity, id, message}.
     """
 
     id: str
@@ -41,6 +42,7 @@ class ReleaseRecord:
     rewritten: List[str] = field(default_factory=list)
     notes: List[Dict[str, Any]] = field(default_factory=list)
     staging: Optional[str] = None
+    rest_staging: Optional[str] = None
     blobs: List[str] = field(default_factory=list)
     clone_method: Optional[str] = None
     file_count: int = 0

@@ -21,8 +21,8 @@ from ddtree_deploy.release.store import (
     require_root,
 )
 
-# A provision sends its blobs before it takes the lock, so young ones may be somebody's who waits.
-_YOUNG_BLOB_SECONDS = 3600.0
+# A provision sends its blobs, and a donor's files, before it takes the lock: young ones may be somebody's who waits.
+_YOUNG_SECONDS = 3600.0
 
 
 def prune(root: str, keep: Any, progress: ProgressSink) -> Dict[str, Any]:
@@ -130,10 +130,9 @@ def _prune_cache(layout: Layout, kept: List[str]) -> List[str]:
         record = read_record(str(layout.release(release_id)))
         if record is not None:
             needed.update(record.blobs)
-            if record.staging:
-                needed.add(record.staging)
+            needed.update(staging for staging in (record.staging, record.rest_staging) if staging)
     removed = []
-    for folder, young in ((layout.stagings, 0.0), (layout.blobs, _YOUNG_BLOB_SECONDS)):
+    for folder, young in ((layout.stagings, 0.0), (layout.blobs, _YOUNG_SECONDS), (layout.donor, _YOUNG_SECONDS)):
         try:
             names = sorted(os.listdir(folder))
         except OSError:

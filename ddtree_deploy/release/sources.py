@@ -20,9 +20,9 @@ from packaging.utils import canonicalize_name
 from ddtree_deploy.agent.protocol import Progress
 from ddtree_deploy.errors import InputError, StepError
 from ddtree_deploy.release.distributions import find_distributions, find_site
-from ddtree_deploy.release.donor import same_public
-from ddtree_deploy.release.files import make_folders, remove_file, remove_tree, replace_file, sync_folder
-from ddtree_deploy.release.packing import unpack
+from ddtree_deploy.release.donor import pick, same_public
+from ddtree_deploy.release.files import remove_tree, replace_file, sync_folder
+from ddtree_deploy.release.hashes import HashCache
 from ddtree_deploy.release.uv import Uv, executable, link_mode
 from ddtree_deploy.steps.context import StepContext
 
@@ -55,7 +55,7 @@ def prepare(params: Dict[str, Any], wanted: List[Wanted], context: StepContext) 
     """The venv to take ``wanted`` from, per the overlay action's ``params`` (source, wheels, uv)."""
     source = params["source"]
     if source["kind"] == "donor":
-        return _remote_donor(source, wanted, context) if source.get("host") else _donor(source)
+        return _brought_donor(source, context) if source.get("host") else _donor(source, wanted, context)
     return _staging(params, wanted, context)
 
 
@@ -66,45 +66,49 @@ def staging_digest(kind: str, python: str, wanted: List[Wanted]) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-def _donor(source: Dict[str, Any]) -> SourceVenv:
+def _donor(source: Dict[str, Any], wanted: List[Wanted], context: StepContext) -> SourceVenv:
     path = str(source["location"])
     if not os.path.isfile(os.path.join(path, "pyvenv.cfg")):
         raise InputError("donor-missing", f"the donor {path} is not a venv: it has no pyvenv.cfg", where=path)
     real = os.path.realpath(path)
-    return SourceVenv(real, find_site(real, "donor-missing"), aliases=[path])
+    site = find_site(real, "donor-missing")
+    available = find_distributions(real, site)
+    chosen = [pick(available, package.name, package.version, path) for package in wanted]
+    if all(distribution.record for distribution in chosen):
+        return SourceVenv(real, site, aliases=[path])
+    return _described_donor(path, wanted, bool(source.get("take_edited")), context)
 
 
-def _remote_donor(source: Dict[str, Any], wanted: List[Wanted], context: StepContext) -> SourceVenv:
-    """A folder that stands for the donor, unpacked from the tars that the controller brought (see ``packing``)."""
-    paths = [str(path) for path in context.donor.get("paths") or []]
-    place = f"{source['host']}:{paths[0] if paths else source['location']}"
-    packs: Dict[str, str] = context.donor.get("packages") or {}
-    lacking = sorted(package.name for package in wanted if package.name not in packs)
-    if lacking:
+def _described_donor(path: str, wanted: List[Wanted], take_edited: bool, context: StepContext) -> SourceVenv:
+    """A tree of the donor's files in which packages without RECORD get one."""
+    from ddtree_deploy.donor.assemble import assemble
+    from ddtree_deploy.donor.inventory import take_inventory
+    from ddtree_deploy.donor.store import Wish
+
+    hashes = HashCache(str(context.layout.hashes))
+    packages = {package.name: package.version for package in wanted}
+    try:
+        manifest, notes = take_inventory(path, packages, hashes, context.progress, take_edited, read_all=True)
+        located = {file.sha256: f"{manifest.venv}/{file.path}" for file in manifest.files}
+        done = assemble(context.layout, Wish(manifest, located), hashes, context.progress)
+    finally:
+        hashes.save()
+    context.notes += notes
+    return SourceVenv(str(context.layout.staging(done["staging"])), done["site"], done["staging"], done["names"])
+
+
+def _brought_donor(source: Dict[str, Any], context: StepContext) -> SourceVenv:
+    """The tree into which the packages of a donor on another host were brought (see ``donor/``)."""
+    digest = context.donor.get("staging")
+    if not digest or not (context.layout.staging(str(digest)) / _DONE).is_file():
         raise StepError(
             "donor-not-brought",
-            f"the packages of the donor {place} were not brought here: {', '.join(lacking[:5])}",
+            f"the packages of the donor {source['host']}:{source['location']} were not brought here",
             hint="provision again, or use a donor on the host itself, an index or a wheelhouse",
         )
-    site = str(context.donor["site"])
-    names = sorted((package.name, package.version, packs[package.name]) for package in wanted)
-    digest = hashlib.sha256(json.dumps([1, "donor", site, names]).encode("ascii")).hexdigest()
-    final, building = context.layout.staging(digest), context.layout.stagings / f"{digest}.partial"
-    if not (final / _DONE).is_file():
-        remove_tree(final)
-        remove_tree(building)
-        make_folders(building / site)
-        replace_file(building / "pyvenv.cfg", f"home = {place}\n".encode("utf-8", "surrogateescape"))
-        for number, (name, _, sha256) in enumerate(names):
-            context.progress(Progress("unpack", name, done_files=number, total_files=len(names)))
-            unpack(blob(context, sha256, name), str(building))
-        replace_file(building / _DONE, json.dumps({"packages": names, "donor": place}).encode("ascii") + b"\n")
-        os.rename(building, final)
-        sync_folder(context.layout.stagings)
-    for _, _, sha256 in names:  # unpacked, so they would only take space
-        context.blobs.pop(sha256, None)
-        remove_file(context.layout.blob(sha256))
-    return SourceVenv(str(final), site, digest, paths)
+    context.notes += list(context.donor.get("notes") or [])
+    paths = [str(path) for path in context.donor["paths"]]
+    return SourceVenv(str(context.layout.staging(str(digest))), str(context.donor["site"]), str(digest), paths)
 
 
 def _staging(params: Dict[str, Any], wanted: List[Wanted], context: StepContext) -> SourceVenv:

@@ -16,8 +16,8 @@ from ddtree_deploy.release.layout import Layout
 class StepContext:
     """One per run.
 
-    ``blobs``: sha256 -> path on this host. ``indexes``: package index URLs, which may hold secrets. ``donor``: {site,
-    paths, packages {name: sha256 of its tar}} of a donor on another host, brought here as blobs. ``results``: what
+    ``blobs``: sha256 -> path on this host. ``indexes``: package index URLs, which may hold secrets. ``donor``:
+    {staging, site, paths, notes} of a donor on another host, whose packages were brought here. ``results``: what
     ``apply`` returned, by step; ``notes``: {severity, id, message} of all steps, shown to the user and kept in the
     release's record.
     """

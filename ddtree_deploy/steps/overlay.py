@@ -3,141 +3,184 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, Set
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from ddtree_deploy.errors import InputError, StepError
 from ddtree_deploy.plan.draft import PlanDraft
 from ddtree_deploy.plan.inputs import PlanInputs
 from ddtree_deploy.plan.model import Action, Precondition
+from ddtree_deploy.profiles.model import LockedPackage, Source
 from ddtree_deploy.release.clone import clone_error
-from ddtree_deploy.release.donor import place_distributions
+from ddtree_deploy.release.donor import Placed, place_distributions
 from ddtree_deploy.release.files import InsideCheck, make_folders, replace_file, sha256_file, shown
+from ddtree_deploy.release.hashes import HashCache
 from ddtree_deploy.release.removal import remove_distributions
-from ddtree_deploy.release.sources import Wanted, blob, prepare
+from ddtree_deploy.release.sources import SourceVenv, Wanted, blob, prepare
 from ddtree_deploy.steps.context import StepContext
 
 
 def plan(inputs: PlanInputs, draft: PlanDraft) -> List[Action]:
     """One action, or none where nothing is to be added, replaced, removed or laid over."""
+    from ddtree_deploy.plan.sources import pick_wheel, split  # the controller's; this function runs there
+
     profile, source, facts = inputs.profile, inputs.source, inputs.facts
     from_source = {change.name for change in draft.packages if change.change != "remove"}
     leaving = sorted(change.name for change in draft.packages if change.change != "add")
     install = [package for package in draft.locked if package.name in from_source]
     if not from_source and not leaving and not profile.extra_files:
         return []
+    shared = split(inputs, install)
+    shop = source.rest if source.kind == "donor" else source
     blobs = [{"sha256": extra.sha256, "name": os.path.basename(extra.source)} for extra in profile.extra_files]
-    wheels: List[Dict[str, str]] = []
+    picked = [pick_wheel(inputs.wheels, package, facts) for package in shared.rest if inputs.wheels]
+    wheels = [{"sha256": wheel.sha256, "name": os.path.basename(wheel.path)} for wheel in picked if wheel is not None]
     uv: Dict[str, Any] = {}
-    if install and source.kind == "wheelhouse":
-        from ddtree_deploy.plan.sources import pick_wheel  # the controller's; this function runs there
-
-        for package in install:
-            wheel = pick_wheel(inputs.wheels, package, facts)
-            if wheel is not None:
-                wheels.append({"sha256": wheel.sha256, "name": os.path.basename(wheel.path)})
-    if install and source.kind != "donor":
-        if facts.uv:
-            uv = {"path": facts.uv}
-        elif inputs.uv is not None and inputs.uv.machine == facts.machine:
-            uv = {"sha256": inputs.uv.sha256}
-            blobs.append({"sha256": inputs.uv.sha256, "name": "uv"})
+    if shared.rest and facts.uv:
+        uv = {"path": facts.uv}
+    elif shared.rest and inputs.uv is not None and inputs.uv.machine == facts.machine:
+        uv = {"sha256": inputs.uv.sha256}
+        blobs.append({"sha256": inputs.uv.sha256, "name": "uv"})
+    params: Dict[str, Any] = {
+        "source": _source(source, inputs),
+        "site_packages": draft.site_packages,
+        "install": _entries(shared.donor if source.kind == "donor" else install),
+        "remove": leaving,
+        "preview": any(step.step == "audit" for step in inputs.playbook.steps),
+        "extra_files": [
+            {"path": extra.path, "sha256": extra.sha256, "mode": extra.mode} for extra in profile.extra_files
+        ],
+        "wheels": wheels,
+        "uv": uv,
+        "blobs": blobs + wheels,
+    }
     checks: List[Precondition] = []
-    donor = inputs.donor.base if inputs.donor is not None else None
-    if source.kind == "donor" and source.host is None and donor is not None and donor.fingerprint:
-        packages = {package.name: package.version for package in donor.packages}
-        checks.append(
-            Precondition(
-                "venv-fingerprint", {"path": donor.path, "fingerprint": donor.fingerprint, "packages": packages}
-            )
-        )
-    return [
-        Action(
-            id="overlay",
-            step="overlay",
-            summary=_summary(len(from_source), len(leaving), len(profile.extra_files), source.kind),
-            params={
-                "source": {
-                    "kind": source.kind,
-                    "location": _without_secrets(source.location),
-                    "host": source.host if source.host != inputs.settings.host else None,
-                },
-                "site_packages": draft.site_packages,
-                "install": [
-                    {"name": package.name, "version": package.version, "hashes": list(package.hashes)}
-                    for package in install
-                ],
-                "remove": leaving,
-                "preview": any(step.step == "audit" for step in inputs.playbook.steps),
-                "extra_files": [
-                    {"path": extra.path, "sha256": extra.sha256, "mode": extra.mode} for extra in profile.extra_files
-                ],
-                "wheels": wheels,
-                "uv": uv,
-                "blobs": blobs + wheels,
-            },
-            preconditions=checks,
-        )
-    ]
+    if source.kind == "donor":
+        if shop is not None and shared.rest:
+            params["rest"] = {"source": _source(shop, inputs), "install": _entries(shared.rest)}
+        checks = _about_donor(inputs, shared.donor, params)
+    from_donor = len(shared.donor) if source.kind == "donor" else 0
+    kinds = [("donor", from_donor), (shop.kind if shop is not None else "", len(from_source) - from_donor)]
+    summary = _summary(kinds, len(leaving), len(profile.extra_files))
+    return [Action(id="overlay", step="overlay", summary=summary, params=params, preconditions=checks)]
+
+
+def _source(source: Source, inputs: PlanInputs) -> Dict[str, Any]:
+    host = source.host if source.host != inputs.settings.host else None
+    location = _without_secrets(source.location)
+    return {"kind": source.kind, "location": location, "host": host}
+
+
+def _entries(packages: List[LockedPackage]) -> List[Dict[str, Any]]:
+    return [{"name": package.name, "version": package.version, "hashes": list(package.hashes)} for package in packages]
+
+
+def _about_donor(inputs: PlanInputs, packages: List[LockedPackage], params: Dict[str, Any]) -> List[Precondition]:
+    """Fill in what the action has to know of the donor. One on the host itself is checked to be the same."""
+    source, donor = params["source"], inputs.donor.base if inputs.donor is not None else None
+    source["take_edited"] = inputs.source.take_edited
+    if donor is None or not packages:
+        return []
+    names = {package.name for package in packages}
+    source["location"] = donor.path
+    source["without_record"] = sorted(one.name for one in donor.packages if one.name in names and not one.record)
+    if source["host"] is not None:
+        params["donor_fingerprint"] = donor.fingerprint
+        return []
+    if not donor.fingerprint:
+        return []
+    versions = {package.name: package.version for package in donor.packages}
+    checked = {"path": donor.path, "fingerprint": donor.fingerprint, "packages": versions}
+    return [Precondition("venv-fingerprint", checked)]
 
 
 def apply(action: Action, context: StepContext) -> Dict[str, Any]:
-    """Returns {removed_files, files, bytes, counts, rewritten, shims, staging}.
+    """Returns {removed_files, files, bytes, counts, rewritten, shims, staging, rest_staging}.
 
     Raises StepError ``index-unreachable``, ``hash-mismatch``, ``no-matching-wheel``, ``package-not-found``,
-    ``corrupt-wheel``, ``no-space``, ``source-lacks``, ``source-incomplete``, ``outside-release``, ``mix-would-fail``.
+    ``corrupt-wheel``, ``no-space``, ``source-lacks``, ``source-incomplete``, ``donor-damaged``, ``donor-not-brought``,
+    ``outside-release``, ``mix-would-fail``.
     """
     params = action.params
     site = str(params["site_packages"])
-    wanted = [Wanted(entry["name"], entry["version"], list(entry["hashes"])) for entry in params["install"]]
     _require_clone(context)
     tree, final = str(context.partial), str(context.final)
-    source = prepare(params, wanted, context) if wanted else None
+    parts = [part for part in (_part(params, params, context), _part(params, params.get("rest"), context)) if part]
+    wanted = [package for part in parts for package in part.wanted]
     leaving: Set[str] = set(params["remove"]) | {package.name for package in wanted}
-    if source is not None and params.get("preview"):
-        _require_fit(str(context.partial), source.path, leaving, wanted, context)
+    if parts and params.get("preview"):
+        _require_fit(tree, parts, leaving, context)
     result: Dict[str, Any] = {"removed_files": 0, "files": 0, "bytes": 0, "shims": [], "staging": None}
+    hashes = HashCache(str(context.layout.hashes))
     try:
         removed = remove_distributions(tree, site, leaving, context.progress)
         context.notes += removed.notes
         result["removed_files"] = removed.files
-        if source is not None:
+        for part in parts:
             placed = place_distributions(
-                source.path,
-                source.site,
+                part.venv.path,
+                part.venv.site,
                 tree,
                 site,
-                {package.name: package.version for package in wanted},
+                {package.name: package.version for package in part.wanted},
                 final,
                 context.progress,
-                also_known_as=source.aliases,
-                fresh=source.fresh,
+                also_known_as=part.venv.aliases,
+                fresh=part.venv.fresh,
+                hashes=hashes,
+                take_edited=part.take_edited,
             )
             context.notes += placed.notes
-            result.update(
-                files=placed.files,
-                bytes=placed.bytes,
-                counts={name: count for name, count in placed.counts.items() if count},
-                rewritten=[shown(path) for path in placed.rewritten],
-                staging=source.digest,
-            )
+            _add_up(result, placed, part.venv.digest)
         result["shims"] = _place_extra_files(params["extra_files"], site, context)
     except OSError as error:
-        raise clone_error(error, source.path if source else tree, tree, 0) from error
+        raise clone_error(error, parts[0].venv.path if parts else tree, tree, 0) from error
+    finally:
+        hashes.save()
     return result
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Packages that come from one place."""
+
+    venv: SourceVenv
+    wanted: List[Wanted]
+    take_edited: bool
+
+
+def _part(params: Dict[str, Any], about: Optional[Dict[str, Any]], context: StepContext) -> Optional[_Part]:
+    if about is None or not about["install"]:
+        return None
+    wanted = [Wanted(entry["name"], entry["version"], list(entry["hashes"])) for entry in about["install"]]
+    venv = prepare({**params, "source": about["source"]}, wanted, context)
+    return _Part(venv, wanted, bool(about["source"].get("take_edited")))
+
+
+def _add_up(result: Dict[str, Any], placed: Placed, digest: Optional[str]) -> None:
+    counts: Dict[str, int] = result.setdefault("counts", {})
+    for name, count in placed.counts.items():
+        if count:
+            counts[name] = counts.get(name, 0) + count
+    result["files"] += placed.files
+    result["bytes"] += placed.bytes
+    result.setdefault("rewritten", []).extend(shown(path) for path in placed.rewritten)
+    result["rest_staging" if result["staging"] else "staging"] = digest
 
 
 def undo(action: Action, context: StepContext) -> None:
     """Nothing: the clone that it worked on is removed as a whole, and a filled staging venv serves the next run."""
 
 
-def _require_fit(tree: str, source: str, leaving: Set[str], wanted: List[Wanted], context: StepContext) -> None:
-    """Would this mix work? Told from the source's files, before any of the clone's is touched."""
+def _require_fit(tree: str, parts: List[_Part], leaving: Set[str], context: StepContext) -> None:
+    """Would this mix work? Told from the sources' files, before any of the clone's is touched."""
     from ddtree_deploy.abi.host import probe_host  # brings the ELF reader: only when needed
     from ddtree_deploy.abi.preview import Mix, require_fit
     from ddtree_deploy.serve.environment import profile_environment
 
     limits = probe_host(profile_environment(context.final).get("LD_LIBRARY_PATH", ""))
-    mix = Mix(tree, sorted(leaving), source, [package.name for package in wanted])
+    first, *more = [(part.venv.path, [package.name for package in part.wanted]) for part in parts]
+    mix = Mix(tree, sorted(leaving), *first, more=more)
     require_fit(mix, limits, context.progress, str(context.root / "cache" / "abi"))
 
 
@@ -171,10 +214,8 @@ def _require_clone(context: StepContext) -> None:
         )
 
 
-def _summary(packages: int, leaving: int, extra: int, kind: str) -> str:
-    parts = []
-    if packages:
-        parts.append(f"install {packages} packages from the {kind}")
+def _summary(kinds: List[Tuple[str, int]], leaving: int, extra: int) -> str:
+    parts = [f"install {count} packages from the {kind}" for kind, count in kinds if count]
     if leaving:
         parts.append(f"remove {leaving} old ones")
     if extra:

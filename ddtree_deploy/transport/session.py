@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Optional, Self
@@ -22,31 +22,42 @@ OnProgress = Callable[[Progress], None]
 
 CHUNK = 1 << 18
 PIPELINED = 32  # blobs under way whose answers have not been read
+LAST_WORDS = 5.0  # seconds for an agent that reads no more to say why
 CLOSE_TIMEOUT = 65.0  # seconds the agent gets to stop what it is doing; it gives itself a little less
 
 
 class LineReader:
-    """Lines of a stream's stdout."""
+    """Lines of a stream's stdout, and the bytes that may come between them."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._parts: list[bytes] = []
-        self._lines: deque[bytes] = deque()
+        self._buffer = bytearray()
+        self._searched = 0  # bytes of the buffer in which there is no end of a line
 
     def line(self, timeout: float) -> Optional[bytes]:
         """The next line without its end, None at the end of the stream. Raises TimeoutError."""
-        while not self._lines:
+        while (end := self._buffer.find(b"\n", self._searched)) < 0:
+            self._searched = len(self._buffer)
             data = self._stream.read(timeout)
             if not data:
                 return None
-            *lines, rest = data.split(b"\n")
-            if lines:
-                lines[0] = b"".join([*self._parts, lines[0]])
-                self._parts = []
-                self._lines.extend(lines)
-            if rest:
-                self._parts.append(rest)
-        return self._lines.popleft()
+            self._buffer += data
+        return self._take(end + 1)[:-1]
+
+    def exactly(self, size: int, timeout: float) -> Optional[bytes]:
+        """The next ``size`` bytes, None where the stream ends before. Raises TimeoutError."""
+        while len(self._buffer) < size:
+            data = self._stream.read(timeout)
+            if not data:
+                return None
+            self._buffer += data
+        return self._take(size)
+
+    def _take(self, size: int) -> bytes:
+        data = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        self._searched = 0
+        return data
 
 
 class AgentSession:
@@ -77,6 +88,31 @@ class AgentSession:
                 return self._result(self._request(op, dict(params or {})), on_progress)
             except DeployError:
                 raise
+            except BaseException:
+                self.close()
+                raise
+
+    def stream(
+        self,
+        op: str,
+        params: Mapping[str, Any],
+        on_data: Callable[[bytes], None],
+        on_progress: Optional[OnProgress] = None,
+    ) -> dict[str, Any]:
+        """As ``call``; ``on_data`` gets the bytes that the operation sends. After any error the session is closed."""
+        with self._in_use:
+            try:
+                return self._result(self._request(op, dict(params)), on_progress, on_data)
+            except BaseException:
+                self.close()
+                raise
+
+    @contextlib.contextmanager
+    def upload(self, op: str, params: Mapping[str, Any], on_progress: Optional[OnProgress] = None) -> Iterator[Upload]:
+        """Call an operation that reads bytes after its request. After any error the session is closed."""
+        with self._in_use:
+            try:
+                yield Upload(self, self._request(op, dict(params)), on_progress)
             except BaseException:
                 self.close()
                 raise
@@ -160,25 +196,44 @@ class AgentSession:
         except (BrokenPipeError, TimeoutError) as error:
             raise self._ended() from error
 
-    def _result(self, number: int, on_progress: Optional[OnProgress]) -> dict[str, Any]:
+    def _result(
+        self,
+        number: int,
+        on_progress: Optional[OnProgress],
+        on_data: Callable[[bytes], None] = lambda data: None,
+    ) -> dict[str, Any]:
         while True:
             try:
-                line = self._reader.line(SILENCE)
+                result = self._answer(number, SILENCE, on_progress, on_data)
             except TimeoutError:
                 raise self._silent() from None
-            if line is None:
+            if result is not None:
+                return result
+
+    def _answer(
+        self, number: int, timeout: float, on_progress: Optional[OnProgress], on_data: Callable[[bytes], None]
+    ) -> Optional[dict[str, Any]]:
+        """Take one message: the result, or None for any that is not the last. Raises TimeoutError, DeployError."""
+        line = self._reader.line(timeout)
+        if line is None:
+            raise self._ended()
+        message = self._decode(line)
+        if "heartbeat" in message:
+            return None  # one that was late may be of the request before
+        if message.get("id") != number:
+            raise StepError("agent-protocol", f"the agent on {self._label} answered another request than asked")
+        if "result" in message:
+            return dict(message["result"])
+        if "error" in message:
+            raise DeployError.from_dict(message["error"])
+        if "data" in message:
+            data = self._reader.exactly(int(message["data"]), SILENCE)
+            if data is None:
                 raise self._ended()
-            message = self._decode(line)
-            if "heartbeat" in message:
-                continue  # one that was late may be of the request before
-            if message.get("id") != number:
-                raise StepError("agent-protocol", f"the agent on {self._label} answered another request than asked")
-            if "result" in message:
-                return dict(message["result"])
-            if "error" in message:
-                raise DeployError.from_dict(message["error"])
-            if "progress" in message and on_progress:
-                on_progress(Progress(**message["progress"]))
+            on_data(data)
+        if "progress" in message and on_progress:
+            on_progress(Progress(**message["progress"]))
+        return None
 
     def _decode(self, line: bytes) -> dict[str, Any]:
         try:
@@ -234,6 +289,33 @@ class AgentSession:
             hint="killed by somebody, or out of memory? `dmesg` on the host tells",
             details={"stderr": stderr, "exit_status": status},
         )
+
+
+class Upload:
+    """An operation that is reading what is written here."""
+
+    def __init__(self, session: AgentSession, number: int, on_progress: Optional[OnProgress]) -> None:
+        self._session = session
+        self._number = number
+        self._on_progress = on_progress
+
+    def write(self, data: bytes) -> None:
+        """Send ``data``. Raises what the operation raised meanwhile."""
+        try:
+            self._session._stream.write(data)
+        except (BrokenPipeError, TimeoutError) as error:
+            self._listen(LAST_WORDS)  # it ends by saying why
+            raise self._session._ended() from error
+        self._listen(0)
+
+    def result(self) -> dict[str, Any]:
+        """Wait for the result, once all is written."""
+        return self._session._result(self._number, self._on_progress)
+
+    def _listen(self, timeout: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            while self._session._answer(self._number, timeout, self._on_progress, lambda data: None) is None:
+                pass
 
 
 def _sha256(path: Path) -> str:
