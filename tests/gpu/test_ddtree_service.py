@@ -74,8 +74,19 @@ class Server:
         self.process.wait()
 
 
+class Running(Server):
+    """A server that somebody else started: DDTREE_GPU_RUNNING=port,log,port,log."""
+
+    def __init__(self, port: str, log: str):
+        self.port, self.log = int(port), Path(log)
+
+
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory):
+    if os.environ.get("DDTREE_GPU_RUNNING"):
+        port, log, plain_port, plain_log = os.environ["DDTREE_GPU_RUNNING"].split(",")
+        yield Running(port, log), Running(plain_port, plain_log)
+        return
     folder = tmp_path_factory.mktemp("gpu")
     plain = Server(31101, folder)
     ddtree = Server(
@@ -191,7 +202,6 @@ def test_thousand_requests_with_aborts_leave_nothing_behind(servers):
     time.sleep(2)
     assert ddtree.post("/flush_cache", {})[0] == 200
     time.sleep(1)
-    assert ddtree.process.poll() is None
     log = ddtree.log.read_text(errors="replace")
     assert "leak" not in log and "Traceback" not in log
     assert len(ddtree.generate(prompts[0])["output_ids"]) == 160

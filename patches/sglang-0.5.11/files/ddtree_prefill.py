@@ -31,6 +31,7 @@ _MAX_REQS = 3
 class _PrefillGraph:
     graph: torch.cuda.CUDAGraph
     logits: torch.Tensor  # [1, V] float32
+    causal: torch.Tensor  # [1, size, size] bool; the graph reads it, so it must live on
 
 
 class DDTreePrefillRunner:
@@ -98,7 +99,7 @@ class DDTreePrefillRunner:
             torch.cuda.synchronize()
             step.target_runner.tp_group.barrier()
             prefill()
-        return _PrefillGraph(*runner.record(prefill, stream))
+        return _PrefillGraph(*runner.record(prefill, stream), causal)
 
     def can_run(self, batch: ScheduleBatch) -> bool:
         return (
