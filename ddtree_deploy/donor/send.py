@@ -32,6 +32,7 @@ def stream_send(
     for number, path, size, offset in params["files"]:
         sender.send(number, path, size, offset)
     sender.flush()
+    sender.finish()
     return {"files": sender.done_files, "bytes": sender.done_bytes}
 
 
@@ -85,7 +86,13 @@ class Sender:
         if self._pieces:
             self._emit(b"".join(self._pieces))
             self._pieces, self._waiting = [], 0
-        self._progress(Progress("transfer", "", self.done_bytes, self.total_bytes, self.done_files, self.total_files))
+
+    def finish(self) -> None:
+        self._progress(
+            Progress(
+                "transfer", "", self.done_bytes, self.total_bytes, self.done_files, self.total_files, finished=True
+            )
+        )
 
     def _send_bytes(self, full: str, path: str, size: int, offset: int) -> Tuple[str, Optional[str]]:
         digest = hashlib.sha256()

@@ -1,0 +1,411 @@
+"""Files of a donor: listed with their hashes, sent where they are not there already, checked, put together."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import venvs
+from donor_steps import PACKAGES, brought, inventory, received, sent, wanted
+
+from ddtree_deploy.agent.protocol import silent
+from ddtree_deploy.donor.model import Manifest, parse_manifest
+from ddtree_deploy.donor.records import END, FILE, encode_json, read_record
+from ddtree_deploy.errors import DriftError, InputError, LockedError, StepError
+from ddtree_deploy.release.executor import apply_plan
+from ddtree_deploy.release.layout import Layout
+from ddtree_deploy.release.lock import Lock
+
+SITE = venvs.SITE
+
+
+def tree_of(root: Path, done: dict[str, Any]) -> Path:
+    return root / "cache" / "staging" / done["staging"]
+
+
+def store(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / "cache" / "donor").iterdir())
+
+
+def edit(path: Path, data: bytes) -> None:
+    """Another content, as an editor writes it: a new file."""
+    path.unlink()
+    path.write_bytes(data)
+
+
+def ids(done: dict[str, Any]) -> list[str]:
+    return [note["id"] for note in done["notes"]]
+
+
+def test_what_arrives_is_what_the_donor_has(donor: Path, root: Path, base: Path) -> None:
+    before = venvs.tree_state(donor)
+    done = brought(donor, root, base)
+    tree = tree_of(root, done)
+    for path, (kind, mode, _, target, digest) in venvs.tree_state(tree).items():
+        if kind != "other" and not path.startswith((".ddtree", "pyvenv.cfg")):
+            assert before[path][0] == kind and before[path][3:] == (target, digest)
+            assert kind == "link" or before[path][1] == mode
+    assert (tree / "share" / "some_lib" / "data.txt").exists() and os.access(tree / "bin" / "some-lib", os.X_OK)
+    assert (tree / SITE / "some_lib" / "link.py").readlink() == Path("new.py")
+    assert venvs.tree_state(donor) == before
+    assert store(root) == [] and done["notes"] == []
+
+
+def test_an_overlay_takes_it_like_any_staging_tree(donor: Path, root: Path, base: Path) -> None:
+    done = brought(donor, root, base)
+    source = {"kind": "donor", "location": str(donor), "host": "elsewhere"}
+    install = [(name, version, []) for name, version in PACKAGES.items()]
+    overlay = venvs.overlay_action(install, ["some-lib"], source)
+    actions = [venvs.clone_action(base, "test-1", "d" * 64), overlay, venvs.activate_action()]
+    plan = venvs.make_plan(root, base, "test-1", actions)
+    params = {"staging": done["staging"], "site": done["site"], "paths": done["names"], "notes": []}
+    result = apply_plan({"plan": plan, "blobs": {}, "donor": params}, silent)
+    release = root / "releases" / "test-1"
+    code = "import some_lib, extra, native; print(some_lib.VALUE, extra.EXTRA, native.V)"
+    assert venvs.run([release / "bin" / "python", "-c", code]).stdout == "2 True 3\n"
+    assert (release / "bin" / "some-lib").read_text().startswith(f"#!{release}/bin/python")
+    assert venvs.mentions(release, str(donor)) == [] and venvs.mentions(release, "cache/staging") == []
+    assert result["actions"][1]["result"]["staging"] == done["staging"]
+    with pytest.raises(StepError) as caught:
+        apply_plan({"plan": {**plan, "release_id": "test-2"}, "blobs": {}}, silent)
+    assert caught.value.id == "donor-not-brought"
+
+
+def test_only_what_is_not_there_already_is_sent(donor: Path, root: Path, base: Path, wheels: dict[str, Path]) -> None:
+    venvs.install(base, wheels["extra"])  # the base has one of the packages
+    found = inventory(donor)
+    want = wanted(root, base, found)
+    assert not any(path.endswith(("/extra.py", "extra-1.0.dist-info/METADATA")) for _, path, *_ in want["files"])
+    assert want["bytes"] == sum(size for _, _, size, _ in want["files"])
+    assert want["present_bytes"] + want["bytes"] == sum(row[1] for row in found["manifest"]["files"])
+    contents = [row[3] for row in found["manifest"]["files"]]
+    assert len(want["files"]) < len(set(contents)) < len(contents)  # equal files are sent once
+    done = received(root, want, sent(donor, want))
+    assert wanted(root, base, inventory(donor))["ready"]
+    shutil.rmtree(tree_of(root, done))
+    shutil.copytree(donor, root / "releases" / "older", symlinks=True)  # a release with the same files
+    again = wanted(root, base, inventory(donor))
+    assert [path for _, path, *_ in again["files"] if path.startswith(SITE) and "dist-info" not in path] == []
+
+
+def test_a_file_that_is_said_to_be_there_is_read_first(donor: Path, root: Path, base: Path, wheels: Any) -> None:
+    venvs.install(base, wheels["extra"])
+    rotten = base / SITE / "extra.py"
+    edit(rotten, b"X" * rotten.stat().st_size)
+    want = wanted(root, base, inventory(donor))
+    assert any(path.endswith("/extra.py") for _, path, *_ in want["files"])
+    tree = tree_of(root, received(root, want, sent(donor, want)))
+    assert (tree / SITE / "extra.py").read_text() == "EXTRA = True\n"
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_an_interrupted_transfer_goes_on_where_it_was(donor: Path, root: Path, base: Path, compress: bool) -> None:
+    big = donor / SITE / "native" / "lib.so"
+    edit(big, os.urandom(3 << 20) + b"0" * (1 << 20))
+    (donor / SITE / "native-3.0.dist-info" / "RECORD").unlink()
+    first = wanted(root, base, inventory(donor))
+    data = sent(donor, first, compress)
+    with pytest.raises(StepError) as caught:
+        received(root, first, data[: len(data) * 2 // 3], last=False)
+    assert caught.value.id == "transfer-interrupted"
+    (partial,) = [name for name in store(root) if name.endswith(".partial")]
+    arrived = (root / "cache" / "donor" / partial).stat().st_size
+    assert 0 < arrived < big.stat().st_size
+    second = wanted(root, base, inventory(donor))
+    assert second["digest"] == first["digest"]
+    assert second["bytes"] < first["bytes"] - arrived + 1
+    offsets = {path: offset for _, path, _, offset in second["files"]}
+    assert offsets[f"{SITE}/native/lib.so"] == arrived
+    done = received(root, second, sent(donor, second, compress))
+    assert venvs.sha256(tree_of(root, done) / SITE / "native" / "lib.so") == venvs.sha256(big)
+
+
+def test_what_arrived_of_another_content_is_asked_for_anew(donor: Path, root: Path, base: Path) -> None:
+    want = wanted(root, base, inventory(donor))
+    digest = next(row[3] for row in inventory(donor)["manifest"]["files"] if row[0].endswith("native/lib.so"))
+    Path(root / "cache" / "donor" / f"{digest}.partial").write_bytes(b"not the beginning of it")
+    want = wanted(root, base, inventory(donor))
+    done = received(root, want, sent(donor, want))
+    assert done["again"] == 1
+    want = wanted(root, base, inventory(donor))
+    assert [path for _, path, *_ in want["files"]] == [f"{SITE}/native/lib.so"]
+    done = received(root, want, sent(donor, want))
+    assert venvs.sha256(tree_of(root, done) / SITE / "native" / "lib.so") == digest
+
+
+def test_bytes_that_change_on_the_way_are_noticed(donor: Path, root: Path, base: Path) -> None:
+    done = brought(donor, root, base, change=lambda data: data.replace(b"x" * 1000, b"y" * 1000, 1))
+    assert done["again"] == 1 and not (root / "cache" / "staging").exists()
+
+
+def test_a_file_found_in_the_store_is_read_again(donor: Path, root: Path, base: Path) -> None:
+    want = wanted(root, base, inventory(donor))
+    data = sent(donor, want)
+    with pytest.raises(StepError):
+        received(root, want, data, last=False)
+    kept = [name for name in store(root) if not name.endswith(".json")]
+    assert len(kept) == len(want["files"])
+    big = max((root / "cache" / "donor" / name for name in kept), key=lambda path: path.stat().st_size)
+    edit(big, b"y" * big.stat().st_size)  # the disk forgot
+    again = wanted(root, base, inventory(donor))
+    assert [path for _, path, *_ in again["files"]] == [f"{SITE}/native/lib.so"]
+
+
+class TestDonorsThatAreNotWhatTheySay:
+    def test_a_text_file_that_was_edited_is_taken_and_said(self, donor: Path, root: Path, base: Path) -> None:
+        edit(donor / SITE / "some_lib" / "__init__.py", b"VALUE = 2  # edited\n")
+        found = inventory(donor)
+        assert [note["id"] for note in found["notes"]] == ["donor-edited"]
+        assert "some_lib/__init__.py (20 bytes instead of 10)" in found["notes"][0]["message"]
+        tree = tree_of(root, brought(donor, root, base))
+        assert "edited" in (tree / SITE / "some_lib" / "__init__.py").read_text()
+
+    def test_one_of_the_same_size_shows_when_it_is_sent(self, donor: Path, root: Path, base: Path) -> None:
+        edit(donor / SITE / "some_lib" / "__init__.py", b"VALUE = 9\n")
+        assert inventory(donor)["notes"] == []
+        done = brought(donor, root, base)
+        assert ids(done) == ["donor-edited"] and "some_lib/__init__.py of some-lib" in done["notes"][0]["message"]
+        assert (tree_of(root, done) / SITE / "some_lib" / "__init__.py").read_text() == "VALUE = 9\n"
+
+    @pytest.mark.parametrize("same_size", [False, True])
+    def test_compiled_code_that_differs_from_record_is_damaged(
+        self, donor: Path, root: Path, base: Path, same_size: bool
+    ) -> None:
+        library = donor / SITE / "native" / "lib.so"
+        edit(library, b"\x7fELF" + b"y" * (300_000 if same_size else 200_000))
+        with pytest.raises(StepError) as caught:
+            brought(donor, root, base)
+        assert caught.value.id == "donor-damaged" and "native/lib.so" in caught.value.message
+        assert "--take-edited" in (caught.value.hint or "")
+        done = brought(donor, root, base, take_edited=True)
+        assert venvs.sha256(tree_of(root, done) / SITE / "native" / "lib.so") == venvs.sha256(library)
+
+    def test_a_file_that_is_gone(self, donor: Path) -> None:
+        (donor / SITE / "some_lib" / "new.py").unlink()
+        with pytest.raises(StepError, match=r"some_lib/new\.py") as caught:
+            inventory(donor)
+        assert caught.value.id == "source-incomplete"
+
+    def test_a_package_that_is_not_there(self, donor: Path, tmp_path: Path) -> None:
+        with pytest.raises(StepError) as caught:
+            inventory(donor, {"some-lib": "9.0"})
+        assert caught.value.id == "source-lacks"
+        with pytest.raises(InputError) as missing:
+            inventory(tmp_path)
+        assert missing.value.id == "donor-missing"
+
+    @pytest.mark.parametrize("how", ["longer", "other", "gone"])
+    def test_a_file_that_changes_meanwhile(self, donor: Path, root: Path, base: Path, how: str) -> None:
+        (donor / SITE / "native-3.0.dist-info" / "RECORD").unlink()  # its files are read for their hashes
+        want = wanted(root, base, inventory(donor))
+        library = donor / SITE / "native" / "lib.so"
+        if how == "gone":
+            library.unlink()
+        else:
+            edit(library, b"z" * (library.stat().st_size + (how == "longer")))
+        with pytest.raises(DriftError) as caught:
+            received(root, want, sent(donor, want))
+        assert caught.value.id == "donor-changed" and "native/lib.so" in caught.value.message
+        left = wanted(root, base, inventory(donor)) if how != "gone" else None
+        assert left is None or [path for _, path, *_ in left["files"]] == [f"{SITE}/native/lib.so"]
+
+    def test_a_venv_that_changed_since_the_plan(self, donor: Path) -> None:
+        with pytest.raises(DriftError) as caught:
+            inventory(donor, fingerprint="that of another time")
+        assert caught.value.id == "donor-changed"
+
+    def test_two_owners_of_a_file(self, donor: Path, root: Path, base: Path, tmp_path: Path) -> None:
+        one = venvs.make_wheel(tmp_path / "w", "one", "1", {"shared.so": "A = 1\n"})
+        two = venvs.make_wheel(tmp_path / "w", "two", "1", {"shared.so": "A = 22\n"})
+        venvs.install(donor, one, two)
+        found = inventory(donor, {"one": "1", "two": "1"})
+        assert [note["id"] for note in found["notes"]] == ["shared-file"]
+
+
+class TestPackagesWithoutMetadata:
+    VERSION = "__version__ = '2.11.0+cu130'\ncuda = '13.0'\n"
+
+    @pytest.fixture
+    def bare(self, donor: Path) -> Path:
+        """Folders as somebody copied them, and a package whose RECORD was not."""
+        site = donor / SITE
+        for path, text in {
+            "torch/version.py": self.VERSION,
+            "torch/lib/libtorch.so": "libtorch",
+            "torchgen/__init__.py": "",
+            "functorch/__init__.py": "",
+            "triton/__init__.py": "__version__ = '3.6.0'\n",
+            "sgl_kernel/version.py": '__version__ = "0.4.2"\n',
+            "sgl_kernel/common_ops.abi3.so": "ops",
+            "nvidia/cu13/lib/libcudart.so.13": "cudart",
+            "nvidia/cudnn/lib/libcudnn.so.9": "cudnn",
+        }.items():
+            (site / path).parent.mkdir(parents=True, exist_ok=True)
+            (site / path).write_text(text)
+        (site / "native-3.0.dist-info" / "RECORD").unlink()
+        return donor
+
+    PACKAGES: ClassVar = {
+        "torch": "2.11.0",
+        "triton": "3.6.0",
+        "sglang-kernel": "0.4.2",
+        "nvidia": "13",
+        "native": "3.0",
+    }
+
+    def test_they_are_facts(self, bare: Path) -> None:
+        from ddtree_deploy.facts.venv import probe_venv
+
+        venv = probe_venv(str(bare))
+        found = {p.name: (p.version, p.abi_tag, p.record) for p in venv.packages if p.bare or p.name == "native"}
+        assert found == {
+            "torch": ("2.11.0+cu130", "cu130", False),
+            "triton": ("3.6.0", None, False),
+            "sglang-kernel": ("0.4.2", None, False),
+            "nvidia": ("13", "cu13", False),
+            "native": ("3.0", None, False),
+        }
+        (bare / SITE / "torch" / "lib" / "libtorch.so").write_text("another libtorch")
+        assert probe_venv(str(bare)).fingerprint != venv.fingerprint
+
+    def test_they_come_with_metadata_of_their_own(self, bare: Path, root: Path, base: Path) -> None:
+        found = inventory(bare, self.PACKAGES)
+        assert [note["id"] for note in found["notes"]] == ["no-record"] * 5
+        tree = tree_of(root, brought(bare, root, base, self.PACKAGES))
+        site = tree / SITE
+        for path in ("torch/lib/libtorch.so", "torchgen/__init__.py", "functorch/__init__.py", "native/lib.so"):
+            assert (site / path).read_bytes() == (bare / SITE / path).read_bytes()
+        record = (site / "torch-2.11.0+cu130.dist-info" / "RECORD").read_text()
+        assert f"torch/version.py,{venvs.record_hash(self.VERSION.encode())},{len(self.VERSION)}\n" in record
+        assert "functorch/__init__.py," in record and "torch-2.11.0+cu130.dist-info/METADATA," in record
+        assert "native/lib.so,sha256=" in (site / "native-3.0.dist-info" / "RECORD").read_text()
+        assert not (site / "some_lib").exists()
+        listed = venvs.run([venvs.UV, "pip", "list", "--format", "json", "--target", site]).stdout
+        assert '"name":"sglang-kernel","version":"0.4.2"' in listed
+
+    def test_a_donor_on_the_host_itself(self, bare: Path, root: Path, base: Path) -> None:
+        before = venvs.tree_state(bare)
+        install = [(name, version, []) for name, version in self.PACKAGES.items()]
+        overlay = venvs.overlay_action(install, [], {"kind": "donor", "location": str(bare)})
+        actions = [venvs.clone_action(base, "test-1", "d" * 64), overlay, venvs.activate_action()]
+        result = apply_plan({"plan": venvs.make_plan(root, base, "test-1", actions), "blobs": {}}, silent)
+        release = root / "releases" / "test-1"
+        assert (release / SITE / "torch" / "version.py").read_text() == self.VERSION
+        assert (release / SITE / "nvidia" / "cudnn" / "lib" / "libcudnn.so.9").exists()
+        assert sum(note["id"] == "no-record" for note in result["notes"]) == 5
+        assert venvs.tree_state(bare) == before
+        # the next overlay finds what to remove
+        overlay = venvs.overlay_action([], ["torch", "nvidia"], {"kind": "index"})
+        actions = [venvs.clone_action(release, "test-2", "e" * 64), overlay, venvs.activate_action()]
+        other = root.with_name("other")
+        apply_plan({"plan": venvs.make_plan(other, release, "test-2", actions, "e" * 64), "blobs": {}}, silent)
+        left = {path.name for path in (other / "releases" / "test-2" / SITE).iterdir()}
+        assert not left & {"torch", "torchgen", "functorch", "nvidia"} and "triton" in left
+
+    def test_hand_made_folders_in_a_base_are_removed_whole(self, bare: Path, root: Path) -> None:
+        overlay = venvs.overlay_action([], ["torch", "sglang-kernel"], {"kind": "index"})
+        actions = [venvs.clone_action(bare, "test-1", "d" * 64), overlay, venvs.activate_action()]
+        apply_plan({"plan": venvs.make_plan(root, bare, "test-1", actions), "blobs": {}}, silent)
+        left = {path.name for path in (root / "releases" / "test-1" / SITE).iterdir()}
+        assert left & {"torch", "torchgen", "functorch", "sgl_kernel"} == set()
+        assert {"triton", "nvidia", "some_lib"} <= left
+
+
+class TestWhatComesFromElsewhere:
+    def manifest(self, **changes: Any) -> dict[str, Any]:
+        file = ["lib/x.py", 1, 0o644, "0" * 64, 0, 0]
+        return {**Manifest("/v", ["/v"], "lib", [("a", "1", "", 0)], [file]).to_dict(), **changes}  # type: ignore[list-item]
+
+    def test_a_good_one(self) -> None:
+        assert parse_manifest(self.manifest()).files[0].path == "lib/x.py"
+
+    @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "", "a//b", "./a", ".."])
+    def test_paths_that_lead_out(self, path: str) -> None:
+        for changes in (
+            {"files": [[path, 1, 0o644, "0" * 64, 0, 0]]},
+            {"links": {path: "x"}},
+            {"site": path},
+        ):
+            with pytest.raises(StepError) as caught:
+                parse_manifest(self.manifest(**changes))
+            assert caught.value.id == "bad-manifest"
+
+    @pytest.mark.parametrize(
+        "row",
+        [["x", 1, 0o644, "nohash", 0, 0], ["x", -1, 0o644, "0" * 64, 0, 0], ["x", 1, 0o4755, "0" * 64, 0, 0], ["x"]],
+    )
+    def test_rows_that_are_none(self, row: list[Any]) -> None:
+        with pytest.raises(StepError) as caught:
+            parse_manifest(self.manifest(files=[row]))
+        assert caught.value.id == "bad-manifest"
+
+    def test_a_link_cannot_lead_a_file_out(self, donor: Path, root: Path, base: Path, tmp_path: Path) -> None:
+        found = inventory(donor)
+        found["manifest"]["links"][f"{SITE}/some_lib"] = str(tmp_path)
+        want = wanted(root, base, found)
+        with pytest.raises((StepError, OSError)):
+            received(root, want, sent(donor, want))
+        assert not list(tmp_path.glob("*.py"))
+
+    def test_files_nobody_asked_for(self, donor: Path, root: Path, base: Path) -> None:
+        want = wanted(root, base, inventory(donor))
+        with pytest.raises(StepError) as caught:
+            received(root, want, encode_json(FILE, {"file": 9999, "offset": 0}))
+        assert caught.value.id == "transfer-garbled"
+        with pytest.raises(StepError) as caught:
+            received(root, want, b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        assert caught.value.id == "transfer-garbled"
+
+    def test_a_request_for_files_outside(self, donor: Path) -> None:
+        with pytest.raises(StepError) as caught:
+            sent(donor, {"files": [[0, "../../etc/passwd", 1, 0]]})
+        assert caught.value.id == "bad-manifest"
+
+
+def test_another_run_holds_the_lock(donor: Path, root: Path, base: Path) -> None:
+    want = wanted(root, base, inventory(donor))
+    with Lock(Layout(root).lock, "somebody"), pytest.raises(LockedError):
+        received(root, want, sent(donor, want))
+
+
+def test_no_space_is_said_before_anything_is_sent(
+    donor: Path, root: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(StepError) as caught:
+        wanted(root, base, inventory(donor))
+    assert caught.value.id == "no-space" and caught.value.details["free_bytes"] == 1000
+
+
+def test_records_end_with_what_the_donor_read(donor: Path, root: Path, base: Path) -> None:
+    import io
+
+    want = wanted(root, base, inventory(donor))
+    stream = io.BytesIO(sent(donor, want))
+    kinds = []
+    with pytest.raises(EOFError):
+        while True:
+            kinds.append(read_record(stream)[0])
+    assert kinds.count(FILE) == kinds.count(END) == len(want["files"])
+
+
+def test_hashes_are_kept_by_what_a_file_is(tmp_path: Path) -> None:
+    from ddtree_deploy.release.hashes import HashCache
+
+    file, cache = tmp_path / "file", tmp_path / "cache" / "hashes.json"
+    file.write_bytes(b"one")
+    first = HashCache(str(cache))
+    digest = first.sha256(str(file))
+    assert digest == venvs.sha256(file) and first.read_bytes == 3
+    first.save()
+    os.link(file, tmp_path / "hard")
+    second = HashCache(str(cache))
+    assert second.sha256(str(tmp_path / "hard")) == digest and second.read_bytes == 0
+    edit(file, b"two")
+    assert second.sha256(str(file)) == venvs.sha256(file) != digest
+    cache.write_text("{not json")
+    assert HashCache(str(cache)).known(str(file)) is None
