@@ -76,8 +76,9 @@ def site_packages(venv: Path) -> Path:
 
 
 def _install(venv: Path, *words: str) -> None:
-    command = [str(UV), "pip", "install", "--quiet", "--python", str(venv / "bin" / "python"), *words]
-    subprocess.run(command, check=True, env=environment())
+    """Copies: link counts of files that uv's cache shares change with every other venv on the machine."""
+    command = [str(UV), "pip", "install", "--quiet", "--link-mode", "copy", "--python", str(venv / "bin" / "python")]
+    subprocess.run([*command, *words], check=True, env=environment())
 
 
 def _project(folder: Path, name: str, modules: str, place: str) -> Path:

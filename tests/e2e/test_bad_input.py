@@ -209,7 +209,6 @@ class TestEngine:
         make_plain_venv(base, "sglang==0.5.11")
         edited = site_packages(base) / "sglang/srt/speculative/spec_info.py"
         text = edited.read_text()
-        edited.unlink()  # its inode is the installer's cache's too
         edited.write_text(text + "# mine\n")
         for words in (("plan", "box"), ("provision", "box")):
             says = ("sglang/srt/speculative/spec_info.py",)
@@ -302,10 +301,10 @@ LAUNCH: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     "budget broken": (("--budget", "1.5"), "bad-budget", ("'1.5'",)),
     "budget empty": (("--budget", ""), "bad-budget", ("''",)),
     "budget not measured": (("--budget", "auto"), "budget-auto", ("no measurement",)),
-    "model missing": (("--model", "/nonexistent"), "model-missing", ("/nonexistent",)),
+    "model missing": (("--model", "/nonexistent/model"), "model-missing", ("/nonexistent/model",)),
     "model empty": (("--model", ""), "model-missing", ()),
     "model is no model": (("--model", "/usr"), "model-incomplete", ("config.json",)),
-    "draft missing": (("--draft", "/nonexistent"), "draft-missing", ("/nonexistent",)),
+    "draft missing": (("--draft", "/nonexistent/model"), "draft-missing", ("/nonexistent/model",)),
     "draft empty": (("--draft", ""), "draft-missing", ()),
     "gpu missing": (("--gpus", "7"), "gpus-on-cpu", ("CPU",)),
     "gpus in words": (("--gpus", "first"), "bad-gpus", ("'first'",)),
@@ -385,7 +384,7 @@ NAMES: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
     "no host": (("plan",), "usage", ("HOST",)),
     "donor's host": (("plan", "box", "--source", "donor:bax:/x"), "unknown-host", ("'bax'",)),
     "host of a venv": (("abi", "bax:/x"), "unknown-host", ("'bax'",)),
-    "venv": (("abi", "/nonexistent"), "no-environment", ("/nonexistent",)),
+    "venv": (("abi", "/nonexistent/model"), "no-environment", ("/nonexistent/model",)),
 }
 
 
