@@ -14,6 +14,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from typing import Any, Callable, Optional, Tuple, Union
 
 from ddtree_deploy.errors import StepError
@@ -119,7 +120,15 @@ def remove_tree(path: AnyPath) -> None:
                 remove_tree(entry.path)
         os.rmdir(name)
 
-    shutil.rmtree(target, onerror=open_up)
+    # What a killed run started may still write for a moment, until the kernel has ended it too.
+    for pause in (0.1, 0.4, 1.5, 3.0, None):
+        try:
+            shutil.rmtree(target, onerror=open_up)
+            return
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY or pause is None:
+                raise
+            time.sleep(pause)
 
 
 def sync_folder(path: AnyPath) -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
-import signal
 import subprocess
 from typing import Callable, Dict, List, Optional
 
 from ddtree_deploy.errors import StepError
 from ddtree_deploy.release.clone import choose_method
 from ddtree_deploy.release.uv_errors import masked, uv_error
+from ddtree_deploy.serve.process import die_with_parent
 
 _DROPPED = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "UV_PROJECT_ENVIRONMENT", "UV_SYSTEM_PYTHON")
-_PR_SET_PDEATHSIG = 1
 
 
 class Uv:
@@ -54,12 +52,6 @@ class Uv:
             raise uv_error(text, status, self._log, self._source)
 
     def _start(self, arguments: List[str], output: int) -> subprocess.Popen[bytes]:
-        prctl = ctypes.CDLL(None).prctl
-
-        def die_with_parent() -> None:
-            # A killed agent must not leave a uv that goes on writing into what the next run removes.
-            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
         try:
             return subprocess.Popen(
                 [self._path, *arguments],

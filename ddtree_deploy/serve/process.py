@@ -102,9 +102,10 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def parent_death_signal(number: int) -> None:
-    """Send ``number`` to this process when the thread that forked it ends (prctl(2)); call it between fork and exec."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+def die_with_parent() -> None:
+    """A ``preexec_fn``: the child is killed when the thread that forked it ends. A killed agent must not leave a child
+    that goes on writing into what the next run removes."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _all_stats() -> Dict[int, Stat]:

@@ -37,9 +37,9 @@ from ddtree_deploy.serve.process import (
     MARKER,
     ProcessIdentity,
     become_subreaper,
+    die_with_parent,
     identify,
     kill_service_processes,
-    parent_death_signal,
     reap_children,
     send_signal,
     service_processes,
@@ -139,7 +139,7 @@ class Supervisor:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_supervisor,
+                preexec_fn=die_with_parent,  # without a supervisor nobody would restart or stop it
             )
         except OSError as error:
             raise InputError(
@@ -310,11 +310,6 @@ def _is_refusal(cause: str, lines: List[str]) -> bool:
     if ": error: " in cause:
         return True
     return cause.startswith(("ValueError:", "AssertionError:")) and any("server_args.py" in line for line in lines)
-
-
-def _die_with_supervisor() -> None:
-    """In the child, before exec: without a supervisor there is nobody to restart or stop the engine."""
-    parent_death_signal(signal.SIGKILL)
 
 
 def _detach() -> None:

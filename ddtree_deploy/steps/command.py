@@ -15,6 +15,7 @@ from ddtree_deploy.plan.draft import PlanDraft
 from ddtree_deploy.plan.inputs import PlanInputs
 from ddtree_deploy.plan.model import Action
 from ddtree_deploy.serve.environment import service_environment
+from ddtree_deploy.serve.process import die_with_parent
 from ddtree_deploy.steps.context import StepContext
 
 _TAIL_LINES = 20
@@ -61,6 +62,7 @@ def apply(action: Action, context: StepContext) -> Dict[str, Any]:
                 env=environment,
                 cwd="/",
                 start_new_session=True,
+                preexec_fn=die_with_parent,
             )
         except OSError as error:
             raise StepError(

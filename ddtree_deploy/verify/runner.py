@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ddtree_deploy.agent.protocol import Progress, ProgressSink
+from ddtree_deploy.serve.process import die_with_parent
 
 _OUTPUT_LIMIT = 400  # lines kept of one check
 _MARK = "\x02check "  # begins the line that the probe prints before a check's own output
@@ -79,6 +80,7 @@ def _run_process(
             stderr=subprocess.STDOUT,
             pass_fds=[events_end],
             start_new_session=True,
+            preexec_fn=die_with_parent,
         )
     except OSError as error:
         os.close(events)
