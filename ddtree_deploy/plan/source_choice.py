@@ -105,11 +105,10 @@ def _placed(source: Source, host: HostSettings, inventory: Inventory | None) -> 
         if split_login(name) is not None:
             raise InputError("bad-path", f"{name}: which venv there?", where=FROM, hint=f"{name}:/PATH")
         path = donor_host(source, host, inventory).require("base")
-    if name == host.name:
-        name = None
-        if path == host.base:
-            hint = "Name another venv: --from /PATH, or another host's."
-            raise InputError("bad-source", f"the donor {path} is the base venv itself", where=host.where, hint=hint)
+    name = None if name == host.name else name
+    if name is None and path == host.base:
+        hint = "Name another venv: --from /PATH, or another host's."
+        raise InputError("bad-source", f"the donor {path} is the base venv itself", where=host.where, hint=hint)
     return replace(source, host=name, location=path)
 
 
