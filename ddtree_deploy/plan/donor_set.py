@@ -22,6 +22,7 @@ from ddtree_deploy.plan.packages import installed_tag
 from ddtree_deploy.plan.problems import usable_base
 from ddtree_deploy.profiles.lock import marker_environment
 from ddtree_deploy.profiles.model import LockedPackage, Profile
+from ddtree_deploy.release.bare import NVIDIA
 
 DONOR_PROFILE = "donor"
 ENGINE = "sglang"
@@ -84,6 +85,7 @@ class _Closure:
 
     def run(self) -> dict[str, str]:
         self.take(bound.TORCH, "torch comes from the donor")
+        self.take(NVIDIA, "CUDA's libraries, copied without metadata: moves with torch")
         for package in self.base.values():
             self._take_bound(package)
         self._take_engine()
@@ -127,7 +129,7 @@ class _Closure:
             if found is None or not self._bound(found):
                 continue
             if not _satisfies(found, requirement):
-                self.take(ENGINE, f"the base venv's is for {requirement}, the donor has {found.version}")
+                self.take(ENGINE, f"{engine.version} wants {_text(requirement)}, the release has {name} {found.version}")
             self.take(name, f"needed by {ENGINE} {engine.version}")
 
     def _follow(self, name: str, extras: frozenset[str]) -> None:
