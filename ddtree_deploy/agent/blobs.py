@@ -87,7 +87,8 @@ def write_error(error: OSError, root: str) -> StepError:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         hint = f"make {root} writable for the user that connects, or choose another root"
         return StepError("root-not-writable", f"cannot write {place}: {error.strerror}", where=place, hint=hint)
-    return StepError("write-failed", f"cannot write {place}: {error.strerror or error}", where=place)
+    hint = "is something else in its place? Move it away, or choose another root"
+    return StepError("write-failed", f"cannot write {place}: {error.strerror or error}", where=place, hint=hint)
 
 
 def _read(stream: BinaryIO, left: int) -> bytes:

@@ -13,6 +13,7 @@ from ddtree_deploy.errors import InputError
 
 MASK = "********"
 _MAX_BYTES = 64 * 1024
+_ALONE = "the secret alone, as text on one line, must be there"
 _REFERENCE = re.compile(r"(env|file):(.+)", re.DOTALL)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -102,25 +103,28 @@ def _from_file(path: Path, reference: str, where: Optional[str]) -> tuple[str, O
             mode = os.fstat(stream.fileno()).st_mode
             data = stream.read(_MAX_BYTES + 1)
     except FileNotFoundError:
-        raise InputError("secret-missing", f"{reference}: {path} does not exist", where=where) from None
+        hint = "make the file, with the secret alone in it: (umask 077; cat > FILE)"
+        raise InputError("secret-missing", f"{reference}: {path} does not exist", where=where, hint=hint) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not a path"
-        raise InputError("secret-unreadable", f"{reference}: {path} cannot be read: {reason}", where=where) from None
+        message = f"{reference}: {path} cannot be read: {reason}"
+        raise InputError("secret-unreadable", message, where=where, hint=_ALONE) from None
     if len(data) > _MAX_BYTES:
-        raise InputError("secret-unreadable", f"{reference}: {path} is over 64 KiB", where=where)
+        raise InputError("secret-unreadable", f"{reference}: {path} is over 64 KiB", where=where, hint=_ALONE)
     warning = None
     if stat.S_ISREG(mode) and mode & stat.S_IROTH:
         warning = f"{path} can be read by every user of this machine: chmod 600 {path}"
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
-        raise InputError("secret-unreadable", f"{reference}: {path} is not UTF-8 text", where=where) from None
+        message = f"{reference}: {path} is not UTF-8 text"
+        raise InputError("secret-unreadable", message, where=where, hint=_ALONE) from None
     return text.removesuffix("\n").removesuffix("\r"), warning
 
 
 def _checked(value: str, reference: str, where: Optional[str], warning: Optional[str]) -> Secret:
     if not value.strip():
-        raise InputError("secret-empty", f"{reference}: the secret is empty", where=where)
+        raise InputError("secret-empty", f"{reference}: the secret is empty", where=where, hint=_ALONE)
     if any(ord(character) < 32 or ord(character) == 127 for character in value):
         raise InputError(
             "secret-control-character",

@@ -62,7 +62,8 @@ class Uv:
                 preexec_fn=die_with_parent,
             )
         except OSError as error:
-            raise StepError("uv-missing", f"cannot run uv: {error.strerror}", where=self._path) from error
+            hint = "install uv on the host, or take it off PATH there: ours is sent then"
+            raise StepError("uv-missing", f"cannot run uv: {error.strerror}", where=self._path, hint=hint) from error
 
 
 def link_mode(folder: str) -> str:

@@ -27,6 +27,7 @@ from ddtree_deploy.serve.state import LIVING, read_state, service_info
 from ddtree_deploy.serve.stop import stop_service
 
 _POLL_S = 0.3
+_LOOK = "ddtree-deploy status HOST and ddtree-deploy logs HOST say more"
 
 
 @dataclass(frozen=True)
@@ -187,11 +188,15 @@ def _wait_for(targets: List[_Target], wait: bool, progress: ProgressSink) -> Dic
         for name, target in list(open_targets.items()):
             state = read_state(target.folder)
             if state is None or (target.launch is not None and state.launch != target.launch):
-                failures[name] = StepError("launch-superseded", f"{name} was launched or stopped by somebody else")
+                failures[name] = StepError(
+                    "launch-superseded", f"{name} was launched or stopped by somebody else", hint=_LOOK
+                )
             elif state.state == "failed":
-                failures[name] = state.failure() or StepError("launch-failed", f"{name} failed")
+                failures[name] = state.failure() or StepError("launch-failed", f"{name} failed", hint=_LOOK)
             elif state.state in ("stopped", "stopping", "dead"):
-                failures[name] = StepError("launch-stopped", f"{name} was stopped while it started: {state.phase}")
+                failures[name] = StepError(
+                    "launch-stopped", f"{name} was stopped while it started: {state.phase}", hint=_LOOK
+                )
             if name in failures or (state is not None and state.state == "ready"):
                 del open_targets[name]
                 progress(Progress(f"launch {name}", "failed" if name in failures else "ready", finished=True))

@@ -51,5 +51,6 @@ def start_service(folder: ServiceFolder, launch: str) -> None:
         "supervisor-failed",
         f"the supervisor of {folder.name} did not start",
         where=str(folder.supervisor_log),
+        hint=f"its last words: {said.splitlines()[-1]}" if said.strip() else "a host under heavy load? Launch again",
         details={"log": said.splitlines()},
     )

@@ -170,6 +170,7 @@ def _model_path(value: str, what: str) -> str:
             f"bad-{what}",
             f"{value!r} is neither an absolute path on the host nor a hub name such as owner/model",
             where=what,
+            hint="paths of models are paths on the host, and begin with /",
         )
     if not path.exists():
         raise InputError(

@@ -168,11 +168,13 @@ def _tree_bytes(folder: str) -> int:
                     elif entry.is_file(follow_symlinks=False):
                         total += entry.stat(follow_symlinks=False).st_size
         except FileNotFoundError as error:
-            raise DriftError(
-                "base-changed", f"{error.filename} vanished while it was looked at", where=folder
-            ) from error
+            message = f"{error.filename} vanished while it was looked at"
+            hint = "something works in the base venv now: provision when it is done"
+            raise DriftError("base-changed", message, where=folder, hint=hint) from error
         except PermissionError as error:
-            raise StepError("unreadable", f"cannot read {error.filename}", where=str(error.filename)) from error
+            hint = "connect as a user who may read the whole base venv"
+            message = f"cannot read {error.filename}"
+            raise StepError("unreadable", message, where=str(error.filename), hint=hint) from error
     return total
 
 

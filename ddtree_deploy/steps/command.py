@@ -66,7 +66,10 @@ def apply(action: Action, context: StepContext) -> Dict[str, Any]:
             )
         except OSError as error:
             raise StepError(
-                "command-missing", f"cannot run {argv[0]}: {error.strerror}", where=action.summary
+                "command-missing",
+                f"cannot run {argv[0]}: {error.strerror}",
+                where=action.summary,
+                hint="correct argv in the playbook; {release} stands for the release's folder",
             ) from error
         try:
             status = _wait(process, timeout, action, context)
@@ -79,7 +82,8 @@ def apply(action: Action, context: StepContext) -> Dict[str, Any]:
         tail = "".join(stream.readlines()[-_TAIL_LINES:])
     if status is None:
         message = f"{action.summary!r} was not done after {timeout:g} seconds, and was ended"
-        raise StepError("command-timeout", message, where=str(log), details={"output": tail})
+        hint = "the log has its output; a longer timeout is set in the playbook"
+        raise StepError("command-timeout", message, where=str(log), hint=hint, details={"output": tail})
     if status != 0:
         last = tail.strip().splitlines()[-1] if tail.strip() else "it printed nothing"
         raise StepError(

@@ -98,9 +98,9 @@ class KnownHosts:
                     unfinished = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
                     file.write(("\n" if unfinished else "").encode() + line.encode("ascii"))
         except OSError as error:
-            raise InputError(
-                "known-hosts", f"cannot save the host key to {self._file}: {error.strerror}", where=str(self._file)
-            ) from error
+            message = f"cannot save the host key to {self._file}: {error.strerror}"
+            hint = f"make it writable, or name another file: {ENVIRONMENT}=FILE"
+            raise InputError("known-hosts", message, where=str(self._file), hint=hint) from error
         self._entries.append(Entry(hop.name, key.get_name(), key.asbytes(), False, str(self._file)))
 
 
@@ -110,7 +110,8 @@ def _read(path: Path) -> list[Entry]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise InputError("known-hosts", f"cannot read {path}: {error.strerror}", where=str(path)) from error
+        hint = f"make it readable, or name another file: {ENVIRONMENT}=FILE"
+        raise InputError("known-hosts", f"cannot read {path}: {error.strerror}", where=str(path), hint=hint) from error
     entries = []
     for number, line in enumerate(text.splitlines(), 1):
         fields = line.split()

@@ -111,9 +111,9 @@ class _Starter:
         status = self._stream.exit_status(2.0)
         details = self._details()
         if status is None and self._stream.lost():
-            return UnreachableError(
-                "connection-lost", f"the connection to {self._label} was lost", where=self._label, details=details
-            )
+            message = f"the connection to {self._label} was lost"
+            hint = "run again: it finishes or cleans up what was begun"
+            return UnreachableError("connection-lost", message, where=self._label, hint=hint, details=details)
         said = (details["stderr"].strip() or details["stdout"].strip()).splitlines()[-1:]
         return StepError(
             "agent-not-started",

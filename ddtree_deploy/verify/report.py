@@ -116,7 +116,9 @@ def write_junit(path: Path, reports: Mapping[str, Mapping[str, Any]]) -> None:
     try:
         path.write_text(junit(reports), "utf-8")
     except OSError as error:
-        raise InputError("cannot-write", f"cannot write the JUnit file: {error.strerror}", where=str(path)) from error
+        message = f"cannot write the JUnit file: {error.strerror}"
+        hint = "name a file in a folder that exists and that you may write"
+        raise InputError("cannot-write", message, where=str(path), hint=hint) from error
 
 
 def _clean(text: str) -> str:

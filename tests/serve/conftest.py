@@ -2,90 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from stand_in_engine import make_release
-
-from ddtree_deploy.agent.protocol import silent
-from ddtree_deploy.serve.manager import start_service
-from ddtree_deploy.serve.operations import op_launch, op_status, op_stop
-from ddtree_deploy.serve.ports import allocate
-from ddtree_deploy.serve.spec import ServiceFolder, ServiceSpec
-from ddtree_deploy.serve.state import ServiceState, read_state
-
-_FIRST = 35000 + os.getpid() % 5 * 20  # two runs at a time do not take each other's ports
-PORTS = [_FIRST, _FIRST + 19]
-
-
-class Host:
-    """One root; methods call the agent's operations as the controller does."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.release = make_release(root / "releases" / "stand-in-1")
-        (root / "current").symlink_to("releases/stand-in-1")
-        self.model = root / "model"
-        self.model.mkdir()
-        (self.model / "config.json").write_text("{}")
-
-    def params(self, **changes: Any) -> dict[str, Any]:
-        given = {"root": str(self.root), "model": str(self.model), "draft": str(self.model), "budget": 7}
-        return {**given, "ports": PORTS, "launch_timeout": 60.0, **changes}
-
-    def launch(self, **changes: Any) -> dict[str, Any]:
-        return op_launch(self.params(**changes), silent)
-
-    def status(self, **changes: Any) -> dict[str, Any]:
-        (service,) = op_status({"root": str(self.root), **changes}, silent)["services"]
-        return service
-
-    def stop(self) -> dict[str, Any]:
-        return op_stop({"root": str(self.root)}, silent)
-
-    def folder(self, name: str = "cpu") -> ServiceFolder:
-        return ServiceFolder(self.root / "services" / name)
-
-    def state(self, name: str = "cpu") -> ServiceState:
-        state = read_state(self.folder(name))
-        assert state is not None
-        return state
-
-    def log(self, name: str = "cpu") -> str:
-        return self.folder(name).log.read_text()
-
-    def start_spec(self, environment: dict[str, str], **changes: Any) -> ServiceFolder:
-        """Start a service from a spec of the test's own, without waiting."""
-        port, nccl_port = allocate(range(PORTS[0], PORTS[1] + 1), [], 2)
-        spec = ServiceSpec(
-            "cpu",
-            str(self.release),
-            self.release.name,
-            str(self.model),
-            "none",
-            port,
-            nccl_port,
-            environment=environment,
-        )
-        folder = self.folder()
-        folder.write(dataclasses.replace(spec, **changes), {})
-        start_service(folder, "test")
-        return folder
-
-    def until(self, what: str, condition: Callable[[ServiceState], bool], seconds: float = 60) -> ServiceState:
-        """Wait for a state; the limit only ends a test that would hang."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            state = read_state(self.folder())
-            if state is not None and condition(state):
-                return state
-            time.sleep(0.02)
-        raise AssertionError(f"never {what}: {read_state(self.folder())}\n{self.log()}")
+from served_host import Host
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import Host
+from served_host import Host
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.serve.environment import profile_arguments, resolve_release, service_environment

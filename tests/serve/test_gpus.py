@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import Host
+from served_host import Host
 
 from ddtree_deploy.errors import InputError, StepError
 from ddtree_deploy.facts.gpu import GpuFacts

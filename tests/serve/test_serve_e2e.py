@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Host
+from served_host import Host
 
 from ddtree_deploy.agent.protocol import silent
 from ddtree_deploy.errors import InputError

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Host
+from served_host import Host
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.serve.settings import base_spec, is_loopback, read_settings
