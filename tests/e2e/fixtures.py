@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from e2e.base_venv import UV, make_base_venv
-from e2e.program import PROJECT, Program, Ran, kill_tree, mentioning, wait_until
+from e2e.program import PROJECT, Program, Ran, end, kill_with_agent, mentioning, wait_until
 from e2e.snapshot import Entry, snapshot
 
 PAIR = PROJECT / "pairs" / "nano"
@@ -127,9 +127,11 @@ def _killed_while_uv_works(program: Program, root: Path) -> Ran:
             "uv at work",
             600,
         )
-    finally:
-        kill_tree(process.pid)
+        kill_with_agent(process.pid)
         out, err = process.communicate(timeout=30)
+        wait_until(lambda: not mentioning(str(root)), "the end of what the agent had started", 10)
+    finally:
+        end(process)
     return Ran(process.returncode, out, err, 0.0)
 
 

@@ -106,33 +106,46 @@ def wait_until(true: Callable[[], object], what: str, seconds: float = 120) -> A
     raise AssertionError(f"{what}: not within {seconds:.0f} s")
 
 
-def descendants(pid: int) -> list[int]:
-    """Processes that ``pid`` started, and those they started, whatever their group or session."""
-    children: dict[int, list[int]] = {}
+def children() -> dict[int, list[int]]:
+    """Process -> those that it started."""
+    found: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError):
                 parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(folder.name))
+                found.setdefault(parent, []).append(int(folder.name))
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that ``pid`` started, and those they started, whatever their group or session."""
+    known = children()
     found, todo = [], [pid]
     while todo:
-        for child in children.get(todo.pop(), []):
+        for child in known.get(todo.pop(), []):
             found.append(child)
             todo.append(child)
     return found
 
 
-def kill_tree(pid: int) -> list[int]:
-    """SIGKILL ``pid`` and everything below it, all at once: nobody gets to clean up. Returns the pids."""
-    doomed = [pid, *descendants(pid)]
-    for number in doomed:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(number, signal.SIGSTOP)
-    doomed = list(dict.fromkeys([*doomed, *descendants(pid)]))
-    for number in doomed:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(number, signal.SIGKILL)
-    return doomed
+def kill_with_agent(pid: int) -> None:
+    """SIGKILL the controller ``pid`` and its agent at once, and nobody else: what the agent has started (uv, checks)
+    must end without being told."""
+    doomed = [pid, *children().get(pid, [])]
+    assert len(doomed) == 2
+    _kill(doomed)
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL ``pid`` and everything below it."""
+    _kill([pid, *descendants(pid)])
+
+
+def _kill(pids: list[int]) -> None:
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, so that none sees another end
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 def mentioning(text: str) -> dict[int, str]:
