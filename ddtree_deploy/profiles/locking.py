@@ -188,7 +188,7 @@ def _environment(index_urls: Sequence[str]) -> dict[str, str]:
 
 def _failure(stderr: str, urls: Sequence[str]) -> InputError:
     text = mask_urls(stderr, urls)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = _unwrapped(text)
     causes = [line.removeprefix("cause: ") for line in lines if line.startswith("cause: ")]
     details = {"resolver": text.strip()}
     if re.search(r"valid authentication credentials|40[13] (Unauthorized|Forbidden)", text):
@@ -205,6 +205,17 @@ def _failure(stderr: str, urls: Sequence[str]) -> InputError:
         id, message = "lock-failed", "; ".join([*causes, *lines][:2])[:500] or "uv said nothing"
     message = message.removeprefix("hint: ")
     return InputError(id, f"no lock could be made: {message}", hint=_HINTS[id], details=details)
+
+
+def _unwrapped(text: str) -> list[str]:
+    """The lines of uv's message; it wraps long ones, where depends on the terminal's width."""
+    lines: list[str] = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        if lines and not re.match(r"(cause|error|hint|warning): ", line):
+            lines[-1] += f" {line}"
+        else:
+            lines.append(line)
+    return lines
 
 
 def mask_urls(text: str, urls: Sequence[str]) -> str:
