@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Optional, Union
 
+from torch import nn
+
+from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.speculative.ddtree_budget import AUTO_BUDGETS
 from sglang.srt.speculative.ddtree_utils import MAX_DDTREE_BUDGET
 
@@ -180,6 +183,25 @@ def resolve_ddtree_server_args(server_args: ServerArgs) -> None:
             raise ValueError(f"DDTREE does not support {what} yet; {remedy}.")
 
 
+def _unsupported_attention(model: nn.Module) -> Optional[str]:
+    """What an attention layer needs that a tree verify does not do, or None."""
+    for name, _ in model.named_parameters():
+        if name.endswith(".sinks"):
+            return "its attention has sinks"
+    for layer in model.modules():
+        if not isinstance(layer, RadixAttention):
+            continue
+        if layer.logit_cap:
+            return "its attention caps logits"
+        if layer.sliding_window_size > 0:
+            return "it uses sliding-window attention"
+        if layer.is_cross_attention or layer.use_irope:
+            return "it uses cross or chunked attention"
+        if layer.qk_head_dim != layer.v_head_dim:
+            return "its key and value head sizes differ"
+    return None
+
+
 def check_ddtree_target(model_runner: ModelRunner) -> None:
     """Refuse targets whose layers or KV pool cannot be verified with a tree.
 
@@ -198,6 +220,8 @@ def check_ddtree_target(model_runner: ModelRunner) -> None:
         reason = "it is an encoder-decoder model"
     elif model_runner.model_config.is_multimodal:
         reason = "it is a multimodal model"
+    else:
+        reason = _unsupported_attention(model_runner.model)
     if reason is not None:
         raise ValueError(
             f"DDTREE does not support the target {server_args.model_path}: {reason}. "

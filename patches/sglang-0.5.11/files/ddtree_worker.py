@@ -32,6 +32,7 @@ from sglang.srt.speculative.ddtree_step import EXPECTED_UNIT, DDTreeStep
 from sglang.srt.speculative.ddtree_utils import DDTree, ddtree_path_len
 from sglang.srt.speculative.dflash_info import DFlashDraftInput
 from sglang.srt.speculative.dflash_worker import DFlashWorker
+from sglang.srt.utils import is_pin_memory_available
 
 if TYPE_CHECKING:
     from sglang.srt.speculative.ddtree_graph_runner import DDTreeCudaGraphRunner
@@ -289,7 +290,7 @@ class DDTreeWorker(DFlashWorker):
         step = self.step
         request_args = (batch.req_pool_indices, batch.seq_lens)
         tree = step.draft(*request_args, root_tokens, budget)
-        seq_lens_cpu = batch.seq_lens_cpu if self.device == "cpu" else None
+        seq_lens_cpu = batch.seq_lens if self.device == "cpu" else None
         logits, hidden = step.verify(tree, *request_args, seq_lens_cpu)
         if needs_ddtree_sampler(batch.sampling_info):
             target_tokens = choose_target_tokens(
@@ -331,7 +332,9 @@ class DDTreeWorker(DFlashWorker):
         if step.reqs == batch.reqs:
             return step.packed
         rows = [step.reqs.index(r) if r in step.reqs else -1 for r in batch.reqs]
-        index = torch.tensor(rows, pin_memory=True).to(self.device, non_blocking=True)
+        index = torch.tensor(
+            rows, pin_memory=is_pin_memory_available(self.device)
+        ).to(self.device, non_blocking=True)
         packed = step.packed[index.clamp(min=0), :2]
         nothing = torch.stack(
             [torch.zeros_like(draft_input.verified_id), draft_input.verified_id], dim=1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from engine.reference import AUTHORS, PlainReference, check_row, ddtree_args, dflash_args
 from engine.support import Server, prompts, tokens_per_step
+
 
 def test_chain(scratch: Path, plain: PlainReference) -> None:
     with Server(scratch, *dflash_args()) as server:
@@ -55,6 +58,65 @@ def test_negative_controls(scratch: Path, plain: PlainReference) -> None:
     # Text stays right with the wrong features; only acceptance shows it.
     assert seen["prefix-hidden"][0] == len(some)
     assert seen["prefix-hidden"][1] < 0.95 * AUTHORS[31]
+
+
+def test_steps_that_run_ahead_of_the_host(scratch: Path, plain: PlainReference) -> None:
+    """As with CUDA graphs: the next step is launched before the last one's result is read.
+
+    Requests come, end and are aborted while a step is on its way; greedy answers stay those
+    of plain decoding, and the idle check finds no leaked slot.
+    """
+    server = Server(scratch, *ddtree_args(15), "--max-running-requests", "6")
+    path = f"{Path(__file__).parent / 'negative'}"
+    server.env.update(DDTREE_BREAK="run-ahead", PYTHONPATH=f"{path}:{server.env['PYTHONPATH']}")
+    with server:
+        check_row(server, plain, 15, (1, 6))
+        # Requests of different lengths, so that the batch changes in every few steps.
+        lengths = [7 + 11 * (i % 9) for i in range(24)]
+        with ThreadPoolExecutor(6) as pool:
+            answers = list(
+                pool.map(lambda i: server.generate(plain.prompts[i], max_new_tokens=lengths[i]), range(24))
+            )
+        for answer, expected, length in zip(answers, plain.outputs, lengths, strict=True):
+            assert answer["output_ids"] == expected[:length]
+        for params, expected in zip(plain.PENALTIES[:2], plain.penalised, strict=False):
+            outputs = server.generate_all(plain.prompts[:4], 4, max_new_tokens=48, **params)
+            assert [a["output_ids"] for a in outputs] == expected
+        ids = plain.prompts[1]
+        for at in range(1, 12):
+            answer = server.generate(ids, stop_token_ids=[plain.outputs[1][at]], ignore_eos=False)
+            first = plain.outputs[1].index(plain.outputs[1][at])
+            assert answer["output_ids"] == plain.outputs[1][: first + 1]
+
+        def abort(i: int) -> None:
+            body = {"input_ids": plain.prompts[i % 24], "rid": f"a{i}", "sampling_params": {"max_new_tokens": 100}}
+            threading.Timer(0.05 * (i % 5), lambda: server.post("/abort_request", {"rid": f"a{i}"})).start()
+            server.post("/generate", body)
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(abort, range(24)))
+        server.flush()
+        assert server.generate(ids)["output_ids"] == plain.outputs[1]
+        log = server.log.read_text(errors="replace")
+        assert "leak" not in log and "Traceback" not in log
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_retraction_and_chunked_prefill(scratch: Path, plain: PlainReference, ahead: bool) -> None:
+    """A pool that is too small for what runs, and prompts that come in chunks of 64 tokens."""
+    server = Server(scratch, *ddtree_args(31), "--chunked-prefill-size", "64")
+    server.command[server.command.index("--max-total-tokens") + 1] = "1000"
+    if ahead:
+        path = f"{Path(__file__).parent / 'negative'}"
+        server.env.update(DDTREE_BREAK="run-ahead", PYTHONPATH=f"{path}:{server.env['PYTHONPATH']}")
+    with server:
+        answers = server.generate_all(plain.prompts[:12], 6)
+        assert [answer["output_ids"] for answer in answers] == plain.outputs[:12]
+        server.flush()
+        assert server.generate(plain.prompts[0])["output_ids"] == plain.outputs[0]
+        log = server.log.read_text(errors="replace")
+        assert "Retract requests" in log, "the pool was meant to be too small"
+        assert "leak" not in log and "Traceback" not in log
 
 
 @pytest.mark.slow

@@ -1,23 +1,34 @@
-"""Breaks the engine on purpose, for the negative controls of the acceptance tests.
+"""Changes the engine on purpose, for the negative controls of the acceptance tests.
 
-Loaded through PYTHONPATH into the server's processes. DDTREE_BREAK names the defect:
+Loaded through PYTHONPATH into the server's processes. DDTREE_BREAK names the change:
   causal-mask     nodes see all earlier nodes instead of their ancestors
   prefix-kv       the first nodes' KV is kept instead of the path's
   prefix-hidden   the first nodes' features feed the next draft instead of the path's
+  run-ahead       no defect: steps run ahead of the host as they do with CUDA graphs
 """
 
 import importlib.abc
 import os
 import sys
 
-TARGET = "sglang.srt.speculative.ddtree_utils"
+RUN_AHEAD = os.environ.get("DDTREE_BREAK") == "run-ahead"
+TARGET = "sglang.srt.speculative." + ("ddtree_worker" if RUN_AHEAD else "ddtree_utils")
 
 
 def _break(module):
     import torch
 
     defect = os.environ["DDTREE_BREAK"]
-    if defect == "causal-mask":
+    if defect == "run-ahead":
+        worker, real_launch = module.DDTreeWorker, module.DDTreeWorker._launch
+
+        def launch(self, batch, draft_input):
+            step = real_launch(self, batch, draft_input)
+            step.can_run_cuda_graph = True  # what running ahead depends on
+            return step
+
+        worker._launch = launch
+    elif defect == "causal-mask":
 
         def build_ancestor_mask(parents, num_depths):
             num_nodes = parents.shape[1]
@@ -41,7 +52,7 @@ def _break(module):
 
         module.ddtree_commit_slots = ddtree_commit_slots
     elif defect == "prefix-hidden":
-        module.gather_path = lambda nodes, path: nodes[:, : path.shape[1]]
+        module.gather_path = lambda nodes, path: nodes[:, : path.shape[1]].contiguous()
     else:
         raise ValueError(f"unknown DDTREE_BREAK={defect}")
 

@@ -1,0 +1,62 @@
+"""The Triton kernels in the interpreter; `tests/gpu` has them on a GPU, with more shapes."""
+
+import math
+
+import pytest
+import torch
+from sglang.srt.speculative import ddtree_attention, ddtree_kernels
+from sglang.srt.speculative import ddtree_utils as utils
+
+
+@pytest.mark.parametrize(("kind", "num_depths", "vocab", "budget"), [
+    ("smooth", 4, 20, 7), ("ties", 5, 9, 6), ("sharp", 3, 6, 5), ("smooth", 1, 3, 5), ("uniform", 2, 2, 7),
+])  # fmt: skip
+def test_build_and_walk(kind, num_depths, vocab, budget):
+    torch.manual_seed(0)
+    logits = torch.randn(2 * num_depths, vocab) * 3
+    logits = {"ties": logits.round(), "sharp": logits * 200, "uniform": logits * 0}.get(kind, logits)
+    log_probs, token_ids = utils.ddtree_top_tokens(logits, budget)
+    shape = (2, num_depths, -1)
+    args = dict(
+        log_probs=log_probs.view(shape),
+        token_ids=token_ids.view(shape),
+        root_tokens=torch.tensor([5, 0]),
+        budget=budget,
+    )
+    expected, got = utils.build_ddtree(**args), ddtree_kernels.build_ddtree_triton(**args)
+    for name in expected._fields:
+        assert torch.equal(getattr(expected, name), getattr(got, name)), name
+    target = torch.randint(0, vocab, (2, budget + 1))
+    target.scatter_(1, expected.parents[:, 1:], expected.tokens[:, 1:])
+    path_len = utils.ddtree_path_len(num_depths, budget)
+    want = utils.walk_ddtree(expected, target, path_len)
+    have = ddtree_kernels.walk_ddtree_triton(expected, target, path_len)
+    assert all(torch.equal(a, b) for a, b in zip(want, have))
+    assert int(want[1].max()) > 1, "a walk of more than the root"
+
+
+@pytest.mark.parametrize("num_splits", [1, 4])
+@pytest.mark.parametrize("masked", [True, False])
+def test_tree_attention(num_splits, masked):
+    torch.manual_seed(0)
+    bs, num_q, heads, kv_heads, dim = 3, 5, 4, 2, 16
+    prefix_lens, rows = torch.tensor([83, 7, 0]), torch.tensor([2, 0, -1])
+    k_cache, v_cache = torch.randn(400, kv_heads, dim), torch.randn(400, kv_heads, dim)
+    table = torch.randperm(399)[: 4 * 90].view(4, 90).int() + 1
+    q = torch.randn(bs * num_q, heads, dim)
+    k, v = torch.randn(bs * num_q, kv_heads, dim), torch.randn(bs * num_q, kv_heads, dim)
+    mask = utils.build_ancestor_mask(torch.tensor([[0, 0, 0, 1, 2]] * bs), 4) if masked else None
+    got = ddtree_attention.tree_attention(
+        q, k, v, k_cache, v_cache, table, rows, prefix_lens, mask, 1 / math.sqrt(dim), num_splits
+    ).view(bs, num_q, heads, dim)
+    for b in range(2):  # the last row is padding
+        slots = table[rows[b], : prefix_lens[b]].long()
+        own = slice(b * num_q, (b + 1) * num_q)
+        keys = torch.cat([k_cache[slots], k[own]]).repeat_interleave(2, 1)
+        values = torch.cat([v_cache[slots], v[own]]).repeat_interleave(2, 1)
+        scores = torch.einsum("qhd,nhd->hqn", q[own], keys) / math.sqrt(dim)
+        if masked:
+            allowed = torch.cat([torch.ones(num_q, len(slots), dtype=torch.bool), mask[b]], 1)
+            scores = scores.masked_fill(~allowed, float("-inf"))
+        expected = torch.einsum("hqn,nhd->qhd", scores.softmax(-1), values)
+        torch.testing.assert_close(got[b], expected, atol=1e-5, rtol=1e-4)
