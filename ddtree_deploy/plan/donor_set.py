@@ -129,7 +129,9 @@ class _Closure:
             if found is None or not self._bound(found):
                 continue
             if not _satisfies(found, requirement):
-                self.take(ENGINE, f"{engine.version} wants {_text(requirement)}, the release has {name} {found.version}")
+                self.take(
+                    ENGINE, f"{engine.version} wants {_text(requirement)}, the release has {name} {found.version}"
+                )
             self.take(name, f"needed by {ENGINE} {engine.version}")
 
     def _follow(self, name: str, extras: frozenset[str]) -> None:

@@ -53,6 +53,12 @@ def _platform(facts: HostFacts, profile: Profile) -> list[Problem]:
         elif _older(facts.glibc, profile.min_glibc):
             message = f"glibc is {facts.glibc}; profile {profile.name} needs {profile.min_glibc} or newer"
             problems.append(error("glibc-too-old", message, "Upgrade the host's distribution, or use a container."))
+    known = facts.libraries
+    missing = {} if known is None else {k: v for k, v in profile.system_libraries.items() if k not in known}
+    if missing:
+        message = f"{facts.hostname} has no {', '.join(sorted(missing))}, which packages of {profile.name} link to"
+        hint = f"Install it on the host: apt-get install {' '.join(sorted(set(missing.values())))}"
+        problems.append(error("system-library-missing", message, hint))
     return problems
 
 
@@ -132,6 +138,13 @@ def _gpus(facts: HostFacts, settings: PlanSettings, profile: Profile) -> list[Pr
         )
         hint = f"Install a driver for CUDA {profile.min_driver_cuda} or newer, or use a profile for an older CUDA."
         problems.append(error("driver-too-old", message, hint))
+    wants_toolkit = [gpu.index for gpu in facts.gpus if not _older(gpu.compute_capability or "0", "9.0")]
+    if wants_toolkit and not facts.toolkits and not {"CUDA_HOME", "CUDA_PATH"} & set(settings.environment):
+        message = (
+            f"{facts.hostname} has no CUDA toolkit: deep_gemm, which the engine imports on such GPUs, insists on one"
+        )
+        hint = "Install one (nvcc also compiles flashinfer's kernels), or set CUDA_HOME in the host's `environment`."
+        problems.append(Problem("warning", "no-cuda-toolkit", message, hint))
     return problems
 
 

@@ -72,11 +72,16 @@ def _add_packages(tree: Tree, plan: Plan, verbose: bool) -> None:
         f"{plan.unchanged_packages} kept",
     ]
     branch = tree.add(Text.assemble(("packages", "bold"), f" {', '.join(parts)}"))
+    places = {change.source for change in plan.packages if change.source is not None}
+    mixed = len(places) > 1
+    if places and not mixed:
+        branch.add(Text(f"from {min(places)}", style="dim"))
     for kind, (sign, style) in _CHANGES.items():
         reasons: dict[str, list[PackageChange]] = {}
         for change in plan.packages:
             if change.change == kind:
-                reasons.setdefault(change.reason, []).append(change)
+                where = f" (from {change.source})" if change.source is not None and mixed else ""
+                reasons.setdefault(change.reason + where, []).append(change)
         for reason, changes in reasons.items():
             if kind == "add" and len(changes) > _FOLD_OVER and not verbose:
                 names = ", ".join(change.name for change in changes[:4])

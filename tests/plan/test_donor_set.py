@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from planning import inputs_of
+from rich.console import Console
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.facts.model import HostFacts, Package
@@ -14,6 +16,7 @@ from ddtree_deploy.plan.build import build_plan
 from ddtree_deploy.plan.donor_set import donor_profile
 from ddtree_deploy.plan.inputs import PlanInputs
 from ddtree_deploy.plan.model import Plan
+from ddtree_deploy.plan.render import render_plan
 from ddtree_deploy.profiles.model import Source
 
 CU12 = [
@@ -239,6 +242,15 @@ class TestMixing:
         assert [entry["name"] for entry in overlay.params["install"]] == ["sglang", "torch"]
         assert [entry["name"] for entry in overlay.params["rest"]["install"]] == ["pybase64"]
         assert "2 packages from the donor, install 1 packages from the index" in overlay.summary
+
+    def test_the_plan_says_which_comes_from_where(self) -> None:
+        console = Console(file=io.StringIO(), width=200)
+        render_plan(console, self.plan(Source("donor", "/opt/donor", "gpu2", rest=Source("index"))))
+        render_plan(console, planned(CU12, CU13))
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert "+ pybase64 1.4.3  new requirement of sglang (from index)" in text
+        assert "CUDA major changes cu128 -> cu130 (from gpu2:/opt/donor)" in text
+        assert "── from gpu2:/opt/donor\n" in text
 
     def test_without_the_rest_it_is_an_error_that_names_it(self) -> None:
         plan = self.plan(Source("donor", "/opt/donor", "gpu2"))
