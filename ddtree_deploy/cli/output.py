@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Render = Callable[["Console"], None]
 
-_PIPE_WIDTH = 160  # columns where nobody looks at a terminal: lines of logs and CI
+_PIPE_WIDTH = 10_000  # columns where nobody looks at a terminal: lines of logs and CI are not broken
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Output:
         from rich.console import Console
 
         terminal = stream.isatty()
-        width = shutil.get_terminal_size().columns if terminal or "COLUMNS" in os.environ else _PIPE_WIDTH
+        width = shutil.get_terminal_size().columns if terminal else _PIPE_WIDTH
         buffer = io.StringIO()
         console = Console(
             file=buffer,
@@ -72,10 +72,9 @@ class Output:
             no_color=not self.color,
             width=max(width, 40),
             highlight=False,
-            soft_wrap=not terminal,
         )
         render(console)
-        return buffer.getvalue()
+        return "\n".join(line.rstrip() for line in buffer.getvalue().split("\n"))
 
 
 def draw_error(console: Console, error: DeployError, host: str | None = None) -> None:

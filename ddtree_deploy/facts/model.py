@@ -144,6 +144,7 @@ class HostFacts:
     root: str
     schema: int = 1
     libstdcxx: Optional[str] = None  # highest GLIBCXX_ version
+    libraries: Optional[List[str]] = None  # names that ldconfig knows ("libnuma.so.1"); None: unknown
     driver: Optional[str] = None
     driver_cuda: Optional[str] = None  # highest CUDA the driver supports, "13.0"
     gpus: List[Gpu] = field(default_factory=list)

@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
+from ddtree_deploy.abi.host import read_ld_cache
 from ddtree_deploy.agent.protocol import Progress, ProgressSink
 from ddtree_deploy.codec import to_dict
 from ddtree_deploy.facts import disk, system
@@ -60,6 +61,7 @@ def collect(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
         user=system.user_name(),
         root=str(layout.root),
         libstdcxx=system.libstdcxx_version(machine),
+        libraries=sorted(read_ld_cache(Path("/etc/ld.so.cache"), machine)) or None,
         driver=gpus.driver,
         driver_cuda=gpus.driver_cuda,
         gpus=gpus.gpus,

@@ -10,6 +10,7 @@ from packaging.version import Version
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.facts.model import HostFacts, ReleaseInfo, Venv
+from ddtree_deploy.plan.donor_set import DONOR_PROFILE
 from ddtree_deploy.plan.draft import PlanDraft
 from ddtree_deploy.plan.files import diff_files, engine_problems
 from ddtree_deploy.plan.inputs import PlanInputs
@@ -143,6 +144,8 @@ def _engine_version(inputs: PlanInputs, base: Venv, diff: PackageDiff) -> list[P
     found = next((package for package in base.packages if package.name == profile.engine), None)
     if found is not None and same_version(found.version, profile.engine_version) and not found.editable:
         return []
+    if found is None and profile.name == DONOR_PROFILE and not (_has(inputs, "patch") or _has(inputs, "smoke")):
+        return []  # only the packages are wanted
     if found is None:
         what = f"has no {profile.engine}"
     elif found.editable:

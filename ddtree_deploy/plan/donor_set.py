@@ -80,6 +80,7 @@ class _Closure:
         self.donor = {package.name: package for package in donor.packages}
         self.environment = marker_environment(donor.python or "3.11", machine)
         self.chosen: dict[str, str] = {}
+        self.roots: dict[str, str] = {}  # who it is that needs it in the end: "sglang 0.5.11"
         self.todo: list[tuple[str, frozenset[str]]] = []
         self.seen: set[tuple[str, frozenset[str]]] = set()
 
@@ -95,10 +96,11 @@ class _Closure:
                 self._take_dependents()
         return self.chosen
 
-    def take(self, name: str, reason: str, extras: frozenset[str] = frozenset()) -> None:
+    def take(self, name: str, reason: str, extras: frozenset[str] = frozenset(), root: str | None = None) -> None:
         if name not in self.donor:
             return
         self.chosen.setdefault(name, reason)
+        self.roots.setdefault(name, root or f"{name} {self.donor[name].version}")
         if (name, extras) not in self.seen:
             self.seen.add((name, extras))
             self.todo.append((name, extras))
@@ -142,8 +144,10 @@ class _Closure:
                 continue
             if self._bound(found) or needed in self.chosen:
                 self.take(needed, f"needed by {name} {package.version}", wanted)
-            elif installed is None or not _satisfies(installed, requirement):
-                self.take(needed, f"{name} {package.version} needs {_text(requirement)}", wanted)
+            elif installed is None:
+                self.take(needed, f"needed by {self.roots[name]}", wanted, self.roots[name])
+            elif not _satisfies(installed, requirement):
+                self.take(needed, f"{name} {package.version} needs {_text(requirement)}", wanted, self.roots[name])
 
     def _take_dependents(self) -> None:
         """What was content with the base's versions and is not with the donor's, where the donor has what is."""

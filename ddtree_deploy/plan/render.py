@@ -44,7 +44,9 @@ def render_plan(console: Console, plan: Plan, *, verbose: bool = False, executed
 def last_line(plan: Plan) -> Text:
     """What the plan comes to, and what to run."""
     if plan.errors:
-        return Text(f"{plural(len(plan.errors), 'error')}: nothing can be done on {plan.host} before", style="red")
+        return Text(
+            f"{plural(len(plan.errors), 'error')}: {plan.host} is left as it is until it is solved", style="red"
+        )
     if not plan.pending:
         return Text(f"nothing to do: {plan.release_id} is current on {plan.host}", style="green")
     counts = ", ".join(

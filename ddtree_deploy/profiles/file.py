@@ -132,6 +132,7 @@ class ProfileFile(StrictModel):
     patch_set: Optional[Text] = None
     min_driver_cuda: Optional[DottedVersion] = None
     min_glibc: Optional[DottedVersion] = None
+    system_libraries: dict[Text, Text] = Field(default_factory=dict)
     needs_index: Optional[Text] = None
     lock: Optional[Text]
     requirements: list[RequirementText] = Field(default_factory=list)

@@ -47,6 +47,7 @@ def load_profile(name_or_path: str | Path, search: Sequence[Path] = (), locks: O
         lock_sha256="",
         min_driver_cuda=file.min_driver_cuda,
         min_glibc=file.min_glibc,
+        system_libraries=file.system_libraries,
         extra_files=_extra_files(file.extra_files, document),
         environment=file.environment,
         engine_arguments=arguments.to_list(file.engine_arguments),

@@ -46,6 +46,7 @@ class Profile:
     lock_sha256: str
     min_driver_cuda: Optional[str] = None  # oldest driver CUDA that runs it, "13.0"
     min_glibc: Optional[str] = None
+    system_libraries: Dict[str, str] = field(default_factory=dict)  # "libnuma.so.1": the Debian package that has it
     extra_files: List[ExtraFile] = field(default_factory=list)
     environment: Dict[str, str] = field(default_factory=dict)  # {release} expands
     engine_arguments: List[str] = field(default_factory=list)

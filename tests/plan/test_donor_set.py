@@ -108,14 +108,14 @@ def test_from_cuda_12_to_13() -> None:
         "triton": "replace: bound to torch's C++ ABI: moves with torch",
         "nvidia-nccl-cu13": "add: CUDA major changes cu128 -> cu130",
         "nvidia-cuda-runtime": "add: CUDA major changes cu128 -> cu130",
-        "cuda-toolkit": "add: torch 2.11.0 needs cuda-toolkit==13.0.2",
-        "cuda-bindings": "add: torch 2.11.0 needs cuda-bindings>=13",
-        "cuda-pathfinder": "add: cuda-bindings 13.2.0 needs cuda-pathfinder~=1.1",
-        "setuptools": "add: torch 2.11.0 needs setuptools<82",
-        "pillow": "add: torchvision 0.26.0 needs pillow>=5",
+        "cuda-toolkit": "add: needed by torch 2.11.0",
+        "cuda-bindings": "add: needed by torch 2.11.0",
+        "cuda-pathfinder": "add: needed by torch 2.11.0",
+        "setuptools": "add: needed by torch 2.11.0",
+        "pillow": "add: needed by torchvision 0.26.0",
         "sglang-kernel": "add: takes the place of sgl-kernel: two names for one thing",
         "sglang": "replace: 0.5.9 wants torch==2.9.1, the release has torch 2.11.0",
-        "pybase64": "add: sglang 0.5.11 needs pybase64",
+        "pybase64": "add: needed by sglang 0.5.11",
         "nvidia-nccl-cu12": "remove: for CUDA 12, the release is cu130: two CUDA runtimes in one process",
         "nvidia-cuda-runtime-cu12": "remove: for CUDA 12, the release is cu130: two CUDA runtimes in one process",
         "sgl-kernel": "remove: two names for one thing: sglang-kernel takes its place",
@@ -134,6 +134,13 @@ def test_and_back() -> None:
     assert found["sglang"] == "replace: 0.5.11 wants torch==2.11.0, the release has torch 2.9.1+cu128"
     kept = {"numpy", "sympy", "setuptools", "pillow", "pybase64", "xgrammar", "cuda-pathfinder"}
     assert not kept & set(found)
+
+
+def test_a_version_that_does_not_do_is_replaced() -> None:
+    old = [*without(CU12, "sympy"), Package("sympy", "1.12"), Package("setuptools", "82.0")]
+    found = reasons(planned(old, CU13))
+    assert found["sympy"] == "replace: torch 2.11.0 needs sympy>=1.13.3"
+    assert found["setuptools"] == "replace: torch 2.11.0 needs setuptools<82"
 
 
 def test_nothing_moves_between_equals() -> None:
@@ -175,7 +182,7 @@ def test_a_base_without_engine_gets_the_donor_s() -> None:
         found["sglang-kernel"] == "add: CUDA major changes cu128 -> cu130"
         or "needed by sglang" in found["sglang-kernel"]
     )
-    assert found["pybase64"] == "add: sglang 0.5.11 needs pybase64"
+    assert found["pybase64"] == "add: needed by sglang 0.5.11"
 
 
 def test_an_engine_for_the_donor_s_kernels_stays() -> None:

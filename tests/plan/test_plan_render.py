@@ -46,7 +46,7 @@ def test_problems_come_with_hints_and_end_the_plan() -> None:
     text = drawn({"facts": {"glibc": "2.17"}})
     assert "error glibc is 2.17; profile engine-1.0-cu130 needs 2.34 or newer [glibc-too-old]" in text
     assert "hint: Upgrade the host's distribution" in text
-    assert text.splitlines()[-1] == "1 error: nothing can be done on gpu1 before"
+    assert text.splitlines()[-1] == "1 error: gpu1 is left as it is until it is solved"
 
 
 def test_markup_in_names_is_text() -> None:
