@@ -43,7 +43,6 @@ class PlainReference:
     PENALTIES = (
         {"frequency_penalty": 0.6},
         {"presence_penalty": 0.5},
-        {"repetition_penalty": 1.2},
         {"min_new_tokens": 30, "ignore_eos": False},
         {"logit_bias": {"120": 4.0, "0": -100}},
         {"top_k": 1, "temperature": 1.0},
