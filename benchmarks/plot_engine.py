@@ -12,7 +12,7 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("svg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 DATA = json.loads((Path(__file__).parent / "data" / "h200.json").read_text())
 
@@ -47,7 +47,7 @@ def budgets(folder: Path) -> None:
 
 def step_time(folder: Path) -> None:
     figure, axes = plt.subplots(figsize=(7, 2.6))
-    for row, (name, parts) in enumerate(DATA["step_parts_ms"].items()):
+    for row, (_name, parts) in enumerate(DATA["step_parts_ms"].items()):
         left = 0.0
         for i, (part, ms) in enumerate(parts.items()):
             axes.barh(row, ms, left=left, color=f"C{i}", label=part if row == 0 else None)

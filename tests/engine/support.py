@@ -16,8 +16,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
-PACKAGES = ("pytest", "_pytest", "py.py", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis", "sortedcontainers",
-            "_hypothesis_globals.py", "_hypothesis_ftz_detector.py", "_hypothesis_pytestplugin.py")  # fmt: skip
+PACKAGES = (
+    "pytest",
+    "_pytest",
+    "py.py",
+    "pluggy",
+    "iniconfig",
+    "packaging",
+    "pygments",
+    "hypothesis",
+    "sortedcontainers",
+    "_hypothesis_globals.py",
+    "_hypothesis_ftz_detector.py",
+    "_hypothesis_pytestplugin.py",
+)
 
 
 def engine_python() -> str | None:

@@ -24,9 +24,12 @@ def marginals(kind, bs, num_depths, vocab, budget):
 @pytest.mark.parametrize("budget", [15, 63])
 def test_build_and_walk(kind, bs, num_depths, vocab, budget):
     log_probs, token_ids = marginals(kind, bs, num_depths, vocab, budget)
-    args = dict(
-        log_probs=log_probs, token_ids=token_ids, root_tokens=torch.arange(bs, device=DEVICE), budget=budget
-    )
+    args = {
+        "log_probs": log_probs,
+        "token_ids": token_ids,
+        "root_tokens": torch.arange(bs, device=DEVICE),
+        "budget": budget,
+    }
     expected, got = utils.build_ddtree(**args), ddtree_kernels.build_ddtree_triton(**args)
     for name in expected._fields:
         assert torch.equal(getattr(expected, name), getattr(got, name)), name
@@ -52,18 +55,18 @@ def attention_case(dtype, bs, num_q, heads, kv_heads, dim, prefix):
     parents = torch.zeros(bs, num_q, dtype=torch.int64, device=DEVICE)
     for node in range(1, num_q):
         parents[:, node] = torch.randint(0, node, (bs,), device=DEVICE)
-    return dict(
-        q=randn(bs * num_q, heads, dim),
-        k=randn(bs * num_q, kv_heads, dim),
-        v=randn(bs * num_q, kv_heads, dim),
-        k_cache=randn(slots, kv_heads, dim),
-        v_cache=randn(slots, kv_heads, dim),
-        req_to_token=table.int(),
-        req_pool_indices=torch.arange(bs, device=DEVICE),
-        prefix_lens=torch.full((bs,), prefix, device=DEVICE) - torch.arange(bs, device=DEVICE),
-        mask=utils.build_ancestor_mask(parents, num_q),
-        scale=dim**-0.5,
-    )
+    return {
+        "q": randn(bs * num_q, heads, dim),
+        "k": randn(bs * num_q, kv_heads, dim),
+        "v": randn(bs * num_q, kv_heads, dim),
+        "k_cache": randn(slots, kv_heads, dim),
+        "v_cache": randn(slots, kv_heads, dim),
+        "req_to_token": table.int(),
+        "req_pool_indices": torch.arange(bs, device=DEVICE),
+        "prefix_lens": torch.full((bs,), prefix, device=DEVICE) - torch.arange(bs, device=DEVICE),
+        "mask": utils.build_ancestor_mask(parents, num_q),
+        "scale": dim**-0.5,
+    }
 
 
 def dense(case):

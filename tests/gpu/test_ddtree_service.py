@@ -149,9 +149,7 @@ def test_sampled_tokens_fit_the_target(servers):
             for c, pc in top_probs([*ids, a, b]).items():
                 probs[a, b, c] = pa * pb * pc
     with ThreadPoolExecutor(32) as pool:
-        answers = pool.map(
-            lambda _: ddtree.generate(ids, max_new_tokens=3, temperature=1.0, top_k=top_k), range(draws)
-        )
+        answers = pool.map(lambda _: ddtree.generate(ids, max_new_tokens=3, temperature=1.0, top_k=top_k), range(draws))
         counts = Counter(tuple(answer["output_ids"]) for answer in answers)
     stray = sum(n for triple, n in counts.items() if triple not in probs)
     assert stray <= 0.01 * draws, "near-ties at rank k only"
@@ -167,7 +165,7 @@ def test_penalties_equal_plain_decoding(servers):
     ddtree, plain = servers
     same = 0
     for ids in many_prompts(12):
-        sampling = dict(max_new_tokens=40, frequency_penalty=0.5, presence_penalty=0.3)
+        sampling = {"max_new_tokens": 40, "frequency_penalty": 0.5, "presence_penalty": 0.3}
         same += ddtree.generate(ids, **sampling)["output_ids"] == plain.generate(ids, **sampling)["output_ids"]
     print(f"\n{same} of 12 identical with penalties")
     assert same >= 10

@@ -51,7 +51,7 @@ def test_steps_of_small_trees_scale_the_larger_estimates():
     budget = learned()
     before = dict(budget.drafts)
     for _ in range(200):
-        budget.update(7, PROMISED[:1] + (1 + (PROMISED[1] - 1) / 2,), 1.0)
+        budget.update(7, (*PROMISED[:1], 1 + (PROMISED[1] - 1) / 2), 1.0)
     assert budget.drafts[63] == pytest.approx(before[63] / 2, rel=0.05)
 
 

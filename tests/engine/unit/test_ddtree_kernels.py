@@ -17,12 +17,12 @@ def test_build_and_walk(kind, num_depths, vocab, budget):
     logits = {"ties": logits.round(), "sharp": logits * 200, "uniform": logits * 0}.get(kind, logits)
     log_probs, token_ids = utils.ddtree_top_tokens(logits, budget)
     shape = (2, num_depths, -1)
-    args = dict(
-        log_probs=log_probs.view(shape),
-        token_ids=token_ids.view(shape),
-        root_tokens=torch.tensor([5, 0]),
-        budget=budget,
-    )
+    args = {
+        "log_probs": log_probs.view(shape),
+        "token_ids": token_ids.view(shape),
+        "root_tokens": torch.tensor([5, 0]),
+        "budget": budget,
+    }
     expected, got = utils.build_ddtree(**args), ddtree_kernels.build_ddtree_triton(**args)
     for name in expected._fields:
         assert torch.equal(getattr(expected, name), getattr(got, name)), name

@@ -12,13 +12,13 @@ VOCAB = 12
 
 
 def make_req(output_ids, **params):
-    defaults = dict(
-        frequency_penalty=0.0,
-        presence_penalty=0.0,
-        repetition_penalty=1.0,
-        min_new_tokens=0,
-        stop_token_ids={3},
-    )
+    defaults = {
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "min_new_tokens": 0,
+        "stop_token_ids": {3},
+    }
     return SimpleNamespace(
         output_ids=list(output_ids),
         sampling_params=SimpleNamespace(**{**defaults, **params}),
@@ -28,6 +28,7 @@ def make_req(output_ids, **params):
 
 def orchestrator_for(reqs):
     batch = SimpleNamespace(reqs=reqs, device="cpu")
+
     # The orchestrator keeps a weak reference only.
     class Batch:
         pass
@@ -59,29 +60,27 @@ def make_tree():
 @pytest.mark.parametrize(
     "params",
     [
-        dict(frequency_penalty=0.7),
-        dict(presence_penalty=0.4),
-        dict(repetition_penalty=1.3),
-        dict(min_new_tokens=5),
-        dict(frequency_penalty=0.2, presence_penalty=-0.3, min_new_tokens=4),
+        {"frequency_penalty": 0.7},
+        {"presence_penalty": 0.4},
+        {"repetition_penalty": 1.3},
+        {"min_new_tokens": 5},
+        {"frequency_penalty": 0.2, "presence_penalty": -0.3, "min_new_tokens": 4},
     ],
 )
 def test_penalties_follow_the_path(params):
     reqs = [make_req([5, 4], **params), make_req([7, 7, 4])]
-    holder, orchestrator = orchestrator_for(reqs)
+    _holder, orchestrator = orchestrator_for(reqs)
     tree = make_tree()
     logits = torch.randn(2 * 6, VOCAB, generator=torch.Generator().manual_seed(0))
     raw = logits.clone().view(2, 6, VOCAB)
-    ddtree_sampling._apply_tree_penalties(
-        reqs, SimpleNamespace(penalizer_orchestrator=orchestrator), tree, logits
-    )
+    ddtree_sampling._apply_tree_penalties(reqs, SimpleNamespace(penalizer_orchestrator=orchestrator), tree, logits)
     for b in range(2):
         for node in range(6):
             path = [n for n in range(1, 6) if tree.mask[b, node, n]]
             extra = [int(tree.tokens[b, n]) for n in path]
             # Plain decoding: feed the same tokens one by one, for this request alone.
             alone = [make_req([], **vars(reqs[b].sampling_params))]
-            keep, plain = orchestrator_for(alone)
+            _keep, plain = orchestrator_for(alone)
             for token in reqs[b].output_ids + extra:
                 plain.cumulate_output_tokens(torch.tensor([token]))
             expected = raw[b, node : node + 1].clone()

@@ -31,9 +31,7 @@ def marginals(draw):
 def build(case, root=5):
     log_probs, token_ids, budget = case
     roots = torch.full((log_probs.shape[0],), root, dtype=torch.int64)
-    return utils.build_ddtree(
-        log_probs=log_probs, token_ids=token_ids, root_tokens=roots, budget=budget
-    )
+    return utils.build_ddtree(log_probs=log_probs, token_ids=token_ids, root_tokens=roots, budget=budget)
 
 
 @settings(max_examples=300, deadline=None)
@@ -53,10 +51,7 @@ def test_tree_equals_heap_oracle(case):
         prefixes = [prefix_of(tree.tokens[b], tree.parents[b], n) for n in nodes]
         assert len(set(prefixes)) == len(prefixes)
         if len(set(scores)) == len(scores):
-            oracle = [
-                tuple(int(token_ids[b, d, r]) for d, r in enumerate(ranks))
-                for ranks, _ in expected
-            ]
+            oracle = [tuple(int(token_ids[b, d, r]) for d, r in enumerate(ranks)) for ranks, _ in expected]
             assert prefixes == oracle
         for node, prefix in zip(nodes, prefixes):
             assert int(tree.parents[b, node]) < node
@@ -103,7 +98,7 @@ def test_token_zero_is_a_token():
     log_probs = torch.log(torch.tensor([[[0.9, 0.1]]]))
     tree = build((log_probs, torch.tensor([[[0, 3]]]), 2), root=0)
     assert tree.tokens.tolist() == [[0, 0, 3]]
-    path, commit_lens, tokens = utils.walk_ddtree(tree, torch.tensor([[0, 7, 8]]), 2)
+    _path, commit_lens, tokens = utils.walk_ddtree(tree, torch.tensor([[0, 7, 8]]), 2)
     assert commit_lens.tolist() == [2]
     assert tokens[0].tolist() == [0, 7]
 
@@ -171,7 +166,7 @@ def test_commit_check_catches_a_prefix_gather():
     child = next(n for n in range(5) if tree.parents[0, n] == second and tree.tokens[0, n] == 3)
     target = torch.zeros(1, 5, dtype=torch.int64)
     target[0, 0], target[0, second], target[0, child] = 2, 3, 7
-    path, commit_lens, tokens = utils.walk_ddtree(tree, target, 3)
+    path, _commit_lens, tokens = utils.walk_ddtree(tree, target, 3)
     assert path[0].tolist() == [0, second, child]
     assert path[0].tolist() != [0, 1, 2]
     assert tokens[0].tolist() == [2, 3, 7]
@@ -199,6 +194,6 @@ def test_expected_lens_are_prefix_sums():
 @settings(max_examples=30, deadline=None)
 @given(marginals())
 def test_top_tokens_are_normalised(case):
-    log_probs, token_ids, _ = case
+    log_probs, _token_ids, _ = case
     assert (log_probs[..., :-1] >= log_probs[..., 1:]).all()
     assert (log_probs.exp().sum(-1) <= 1 + 1e-5).all()

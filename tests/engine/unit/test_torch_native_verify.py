@@ -56,13 +56,9 @@ def dense(allowed, prefix_lens, k_cache, v_cache, req_to_token, query):
 def test_tree_causal_and_block_masks():
     args = setup()
     tree_mask = utils.build_ancestor_mask(PARENTS, 4)
-    torch.testing.assert_close(
-        run(tree_mask, *args), dense(lambda b, i, j: bool(tree_mask[b, i, j]), *args)
-    )
+    torch.testing.assert_close(run(tree_mask, *args), dense(lambda b, i, j: bool(tree_mask[b, i, j]), *args))
     torch.testing.assert_close(run(None, *args), dense(lambda b, i, j: j <= i, *args))
-    torch.testing.assert_close(
-        run(None, *args, causal=False), dense(lambda b, i, j: True, *args)
-    )
+    torch.testing.assert_close(run(None, *args, causal=False), dense(lambda b, i, j: True, *args))
 
 
 def test_poisoned_sibling_does_not_move_the_other_branch():
