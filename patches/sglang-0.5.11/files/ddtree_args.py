@@ -170,7 +170,11 @@ def resolve_ddtree_server_args(server_args: ServerArgs) -> None:
             "--enable-hierarchical-cache",
             "leave it out; the draft KV is not offloaded",
         ),
-        (server_args.enable_two_batch_overlap, "--enable-two-batch-overlap", "leave it out"),
+        (
+            server_args.enable_two_batch_overlap,
+            "--enable-two-batch-overlap",
+            "leave it out",
+        ),
         (server_args.enable_pdmux, "--enable-pdmux", "leave it out"),
         (server_args.enable_torch_compile, "--enable-torch-compile", "leave it out"),
         (

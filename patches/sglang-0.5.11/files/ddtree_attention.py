@@ -29,9 +29,7 @@ _BLOCK_N = 64
 
 
 @triton.jit
-def _update(
-    acc, row_max, row_sum, q, k, v, allowed, scale, PRECISION: tl.constexpr
-):
+def _update(acc, row_max, row_sum, q, k, v, allowed, scale, PRECISION: tl.constexpr):
     """One tile of the online softmax. q [M, D], k [D, N], v [N, D], allowed [M, N]."""
     scores = tl.dot(q, k, input_precision=PRECISION) * scale
     scores = tl.where(allowed, scores, float("-inf"))
@@ -146,18 +144,12 @@ def _tree_attention_kernel(
             n_ok = offs_n < num_q
             key = (batch * num_q + offs_n).to(tl.int64)
             k = tl.load(
-                k_ptr
-                + key[None, :] * stride_k
-                + kv_head * head_dim
-                + offs_d[:, None],
+                k_ptr + key[None, :] * stride_k + kv_head * head_dim + offs_d[:, None],
                 mask=n_ok[None, :] & d_ok[:, None],
                 other=0.0,
             )
             v = tl.load(
-                v_ptr
-                + key[:, None] * stride_v
-                + kv_head * head_dim
-                + offs_d[None, :],
+                v_ptr + key[:, None] * stride_v + kv_head * head_dim + offs_d[None, :],
                 mask=n_ok[:, None] & d_ok[None, :],
                 other=0.0,
             )

@@ -27,9 +27,7 @@ class FixedBudget:
     def choose(self, bs: int, mean_context: float) -> int:
         return self.max_budget
 
-    def update(
-        self, budget: int, expected: Sequence[float], committed: float
-    ) -> None:
+    def update(self, budget: int, expected: Sequence[float], committed: float) -> None:
         pass
 
 
@@ -87,13 +85,13 @@ class AutoBudget:
         best = max(rates, key=rates.__getitem__)
         if self._steps % _PROBE_INTERVAL == 0:
             # Look beyond the best size now and then: smaller trees tell nothing of it.
-            larger = [b for b in self.sizes if b > best and rates[b] > 0.7 * rates[best]]
+            larger = [
+                b for b in self.sizes if b > best and rates[b] > 0.7 * rates[best]
+            ]
             return larger[0] if larger else best
         return best
 
-    def update(
-        self, budget: int, expected: Sequence[float], committed: float
-    ) -> None:
+    def update(self, budget: int, expected: Sequence[float], committed: float) -> None:
         """Learn from a step.
 
         Args:

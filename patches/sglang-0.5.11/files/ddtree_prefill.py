@@ -84,9 +84,7 @@ class DDTreePrefillRunner:
                 spec_info=spec_info,
             )
             # Padding tokens must not write to the slots that follow.
-            slots = torch.where(
-                offsets < self.num_new, forward_batch.out_cache_loc, 0
-            )
+            slots = torch.where(offsets < self.num_new, forward_batch.out_cache_loc, 0)
             forward_batch.out_cache_loc = slots
             forward_batch.next_token_logits_buffer = runner.logits_buffer[:size]
             output = step.target_runner.model.forward(

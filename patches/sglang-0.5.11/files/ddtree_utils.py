@@ -53,17 +53,13 @@ def _candidate_pairs(
     (p + 1) * (r + 1) <= B matter: O(B log B) of them instead of B * K.
     """
     pairs = [
-        (p, r)
-        for p in range(budget)
-        for r in range(min(num_tokens, budget // (p + 1)))
+        (p, r) for p in range(budget) for r in range(min(num_tokens, budget // (p + 1)))
     ]
     index = torch.tensor(pairs, dtype=torch.int64).to(device)
     return index[:, 0].contiguous(), index[:, 1].contiguous()
 
 
-def _top(
-    scores: torch.Tensor, num: int
-) -> Tuple[torch.Tensor, torch.Tensor]:
+def _top(scores: torch.Tensor, num: int) -> Tuple[torch.Tensor, torch.Tensor]:
     """The `num` best of `scores` [bs, N] in falling order; ties keep their order.
 
     The order of ties matters: it keeps parents before their children.
@@ -147,7 +143,9 @@ def build_ddtree(
     node_of_slot = torch.zeros(
         (bs, num_depths * budget), dtype=torch.int64, device=device
     ).scatter_(1, index, node_ids)
-    parents = node_of_slot.gather(1, ((depths - 2) * budget + parent_slots).clamp(min=0))
+    parents = node_of_slot.gather(
+        1, ((depths - 2) * budget + parent_slots).clamp(min=0)
+    )
     parents = torch.where(depths > 1, parents, 0)
 
     return _finish_tree(

@@ -332,9 +332,9 @@ class DDTreeWorker(DFlashWorker):
         if step.reqs == batch.reqs:
             return step.packed
         rows = [step.reqs.index(r) if r in step.reqs else -1 for r in batch.reqs]
-        index = torch.tensor(
-            rows, pin_memory=is_pin_memory_available(self.device)
-        ).to(self.device, non_blocking=True)
+        index = torch.tensor(rows, pin_memory=is_pin_memory_available(self.device)).to(
+            self.device, non_blocking=True
+        )
         packed = step.packed[index.clamp(min=0), :2]
         nothing = torch.stack(
             [torch.zeros_like(draft_input.verified_id), draft_input.verified_id], dim=1
