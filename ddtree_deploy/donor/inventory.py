@@ -60,8 +60,9 @@ def take_inventory(
     take_edited: bool = False,
     read_all: bool = False,
 ) -> Tuple[Manifest, List[Note]]:
-    """The files of ``packages`` (name -> version) in the venv at ``path``, and notes {severity, id, message}.
-    ``read_all``: hash every file instead of taking RECORD's word."""
+    """The files of ``packages`` (name -> version) in the venv at ``path``, and notes {severity, id, message}. What was
+    edited is for the overlay to say, which compares with RECORD once more. ``read_all``: hash every file instead of
+    taking RECORD's word."""
     venv = os.path.realpath(os.path.expanduser(path))
     if not os.path.isfile(os.path.join(venv, "pyvenv.cfg")):
         raise InputError("donor-missing", f"the donor {path} is not a venv: it has no pyvenv.cfg", where=path)
@@ -80,15 +81,10 @@ def take_inventory(
             )
         if looker.differing:
             require_undamaged(path, distribution.name, distribution.version, looker.differing, take_edited)
-            message = f"{distribution.name} in {path} was edited, and is taken as it is: {_some(looker.differing)}"
-            looker.notes.append({"severity": "warning", "id": "donor-edited", "message": message})
         if not distribution.record:
             what = "RECORD: its files are told by its top-level names" if distribution.folder else "metadata"
             message = f"{distribution.name} {distribution.version} in {path} has no {what}"
             looker.notes.append({"severity": "warning", "id": "no-record", "message": message})
-    if looker.shared:
-        message = "files of several packages are as one of them has it: " + _some(looker.shared)
-        looker.notes.append({"severity": "note", "id": "shared-file", "message": message})
     described = [DonorPackage(one.name, one.version, one.folder, int(one.record)) for one in chosen]
     names = list(dict.fromkeys([*old_paths(venv), os.path.normpath(os.path.expanduser(path))]))
     manifest = Manifest(venv, names, site, described, looker.files, looker.links, take_edited)
@@ -111,7 +107,6 @@ class _Looker:
         self.files: List[DonorFile] = []
         self.links: Dict[str, str] = {}
         self.notes: List[Note] = []
-        self.shared: List[str] = []
         self.missing: List[str] = []
         self.differing: List[str] = []
         self._venv = venv
@@ -167,10 +162,7 @@ class _Looker:
         found = self._hashes.sha256(f"{self._venv}/{path}", count)
         if not path.startswith(self._site + "/") or not rows:
             return found, False  # installers write the interpreter's path into scripts after RECORD's row is made
-        if (info.st_size, recorded_form(found)) in rows:
-            if len(rows) > 1:
-                self.shared.append(shown(path))
-        else:
+        if (info.st_size, recorded_form(found)) not in rows:
             sizes = sorted(size for size, _ in rows)
             how = "another sha256" if info.st_size in sizes else f"{info.st_size:,} bytes instead of {sizes[0]:,}"
             self.differing.append(f"{shown(path)} ({how})")

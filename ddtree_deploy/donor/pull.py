@@ -13,9 +13,9 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from typing import IO, Any, Dict, List, Optional
+from typing import IO, Any, Dict, List
 
-from ddtree_deploy.agent.protocol import Progress, ProgressSink
+from ddtree_deploy.agent.protocol import ProgressSink
 from ddtree_deploy.donor.model import Manifest, parse_manifest
 from ddtree_deploy.donor.receive import receive
 from ddtree_deploy.donor.records import HELLO, LAST, encode_json, read_record
@@ -36,12 +36,11 @@ def op_pull(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     """Op ``donor.pull``. params: ``root``, ``base``, ``manifest``; ``route`` {address, port, user} to the donor's host;
     ``donor`` {python, archive, boot_id} of the agent there; ``compress``.
 
-    Returns {staging, site, names, notes, bytes: how many were sent}. Raises StepError ``donor-unreachable`` where the
+    Returns {staging, site, names, bytes: how many were sent}. Raises StepError ``donor-unreachable`` where the
     way is closed (nothing was sent), ``transfer-interrupted`` where it broke, and what ``donor.receive`` raises.
     """
     layout = Layout(os.path.expanduser(str(params["root"])))
     manifest = parse_manifest(params["manifest"])
-    notes: List[Dict[str, Any]] = []
     sent = 0
     with Lock(layout.lock, "bring packages of a donor"):
         for _ in range(_ROUNDS):
@@ -50,12 +49,11 @@ def op_pull(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
             hashes.save()
             if wanted["ready"]:
                 done = {"staging": wanted["digest"], "site": manifest.site, "names": manifest.names}
-                return {**done, "notes": notes, "bytes": sent}
+                return {**done, "bytes": sent}
             done = _fetch(layout, manifest, wanted, params, progress)
             sent += wanted["bytes"]
-            notes += done.pop("notes")
             if "again" not in done:
-                return {**done, "notes": notes, "bytes": sent}
+                return {**done, "bytes": sent}
     raise StepError("transfer-garbled", "files of the donor arrive otherwise than they are sent, again and again")
 
 
@@ -91,7 +89,8 @@ def _fetch(
         try:
             _start(process, request, params, errors)
             assert process.stdout is not None
-            return receive(layout, wanted["digest"], _Counted(process.stdout, wanted, progress), progress)
+            expected = (len(wanted["files"]), int(wanted["bytes"]))
+            return receive(layout, wanted["digest"], process.stdout, progress, expected)
         finally:
             process.kill()
             process.wait()
@@ -152,20 +151,3 @@ def _nothing() -> Any:
     import io
 
     return io.BytesIO(encode_json(LAST, {"problem": None}))
-
-
-class _Counted:
-    """A stream that tells how much of it was read."""
-
-    def __init__(self, stream: IO[bytes], wanted: Dict[str, Any], progress: ProgressSink) -> None:
-        self._stream = stream
-        self._total = int(wanted["bytes"])
-        self._files = len(wanted["files"])
-        self._progress = progress
-        self._done = 0
-
-    def read(self, size: int) -> bytes:
-        data: Optional[bytes] = self._stream.read(size)
-        self._done += len(data or b"")
-        self._progress(Progress("transfer", "from the donor's host", min(self._done, self._total), self._total))
-        return data or b""

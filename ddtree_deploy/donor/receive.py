@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Callable, Dict, List, Optional, Tuple
 
 from ddtree_deploy.abi.elf import SHARED_OBJECT_NAME
 from ddtree_deploy.agent.blobs import write_error
-from ddtree_deploy.agent.protocol import ProgressSink
+from ddtree_deploy.agent.protocol import Progress, ProgressSink
 from ddtree_deploy.donor.assemble import assemble
 from ddtree_deploy.donor.model import DonorFile
 from ddtree_deploy.donor.records import DATA, END, FILE, LAST, PACKED, Readable, read_record
@@ -21,15 +21,13 @@ from ddtree_deploy.release.hashes import CHUNK, HashCache
 from ddtree_deploy.release.layout import Layout
 from ddtree_deploy.release.lock import Lock
 
-Note = Dict[str, Any]
-
 
 def stream_receive(
     params: Dict[str, Any], requests: BinaryIO, emit: Callable[[bytes], None], progress: ProgressSink
 ) -> Dict[str, Any]:
     """Op ``donor.receive``. params: ``root``, ``digest`` (of ``donor.want``); then records up to the last.
 
-    Returns {again: number of files to ask for anew, notes} or, when all is there, {staging, site, names, notes}.
+    Returns {again: number of files to ask for anew} or, when all is there, {staging, site, names}.
     Raises LockedError, DriftError ``donor-changed``, StepError ``donor-damaged``, ``transfer-interrupted``,
     ``no-space``. What has arrived by then stays for the next run.
     """
@@ -38,21 +36,23 @@ def stream_receive(
         return receive(layout, str(params["digest"]), requests, progress)
 
 
-def receive(layout: Layout, digest: str, stream: Readable, progress: ProgressSink) -> Dict[str, Any]:
-    """As the op; the lock is held."""
+def receive(
+    layout: Layout, digest: str, stream: Readable, progress: ProgressSink, expected: Tuple[int, int] = (0, 0)
+) -> Dict[str, Any]:
+    """As the op; the lock is held. ``expected``: files and bytes to come, where nobody else tells of their progress."""
     store = Store(layout)
     wish = store.load(digest)
     hashes = HashCache(str(layout.hashes))
     try:
-        receiver = Receiver(store, wish, hashes)
+        receiver = Receiver(store, wish, hashes, progress, *expected)
         receiver.run(stream)
         receiver.finish()
         store.save(digest, wish)
         if receiver.again:
-            return {"again": len(receiver.again), "notes": receiver.notes}
+            return {"again": len(receiver.again)}
         done = assemble(layout, wish, hashes, progress)
         store.clear(digest, wish)
-        return {**done, "notes": receiver.notes}
+        return done
     except OSError as error:
         raise write_error(error, str(layout.root)) from error
     finally:
@@ -63,12 +63,15 @@ class Receiver:
     """Puts the files of a stream into the store. ``again``: files that arrived otherwise than they were sent, or of
     which an earlier part was of another content."""
 
-    def __init__(self, store: Store, wish: Wish, hashes: HashCache) -> None:
+    def __init__(
+        self, store: Store, wish: Wish, hashes: HashCache, progress: ProgressSink, files: int = 0, size: int = 0
+    ) -> None:
         self.again: List[str] = []
-        self.notes: List[Note] = []
         self._changed: List[str] = []
         self._damaged: List[str] = []
-        self._edited: List[str] = []
+        self._progress = progress
+        self._files, self._bytes = files, size  # to come; 0: another tells of them
+        self._done_files = self._done_bytes = 0
         self._store = store
         self._wish = wish
         self._hashes = hashes
@@ -106,9 +109,6 @@ class Receiver:
                 where=self._wish.manifest.venv,
                 hint="reinstall those packages there; if the change was meant, take it with --take-edited",
             )
-        if self._edited:
-            message = f"files of the donor were edited, and are taken as they are: {_some(self._edited)}"
-            self.notes.append({"severity": "warning", "id": "donor-edited", "message": message})
 
     def _file(self, stream: Readable, number: int, offset: int) -> None:
         if not 0 <= number < len(self._wish.manifest.files):
@@ -126,10 +126,19 @@ class Receiver:
                     break
                 digest.update(payload)
                 _write(target, payload)
+                self._done_bytes += len(payload)
+                self._tell(file.path)
             if kind != END:
                 raise StepError("transfer-garbled", f"{shown(file.path)}: a file ends with a record of kind {kind!r}")
         end = json.loads(payload)
+        self._done_files += 1
+        self._tell(file.path, self._done_files == self._files)
         self._ended(number, file, partial, digest.hexdigest(), end["sha256"], end["problem"], kept == offset)
+
+    def _tell(self, path: str, finished: bool = False) -> None:
+        if self._files:
+            done = Progress("transfer", path, self._done_bytes, self._bytes, self._done_files, self._files, finished)
+            self._progress(done)
 
     def _ended(
         self, number: int, file: DonorFile, partial: str, here: str, there: str, problem: Optional[str], whole: bool
@@ -143,8 +152,7 @@ class Receiver:
                 os.unlink(partial)
                 self._damaged.append(f"{name} (another sha256)")
                 return
-            else:
-                self._edited.append(name)
+            else:  # the overlay says so, which compares with RECORD again
                 self._wish.edited[number] = here
         if problem is not None:
             os.unlink(partial)

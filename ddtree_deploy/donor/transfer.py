@@ -97,39 +97,31 @@ def bring(
                 raise
             message = f"{error.message}; the donor's files come by way of this machine"
             notes.append({"severity": "note", "id": "not-directly", "message": message})
-    done, sent = _relay(common, found["manifest"]["venv"], donor, target, sink, notes)
+    done, sent = _relay(common, donor, target, sink)
     return _brought(done, notes, sent, "by way of this machine")
 
 
 def _relay(
-    common: Mapping[str, Any],
-    venv: str,
-    donor: Session,
-    target: Session,
-    sink: ProgressSink,
-    notes: list[dict[str, Any]],
+    common: Mapping[str, Any], donor: Session, target: Session, sink: ProgressSink
 ) -> tuple[dict[str, Any], int]:
     """From one agent to the other, without a file in between. Returns what the target made of it, and bytes sent."""
-    sent = 0
+    manifest, sent = common["manifest"], 0
     for _ in range(_ROUNDS):
         wanted = target.call("donor.want", common, sink)
         if wanted["ready"]:
-            manifest = common["manifest"]
             return {"staging": wanted["digest"], "site": manifest["site"], "names": manifest["names"]}, sent
         with target.upload("donor.receive", {"root": common["root"], "digest": wanted["digest"]}, sink) as upload:
             if wanted["files"]:
-                donor.stream("donor.send", {"venv": venv, "files": wanted["files"]}, upload.write, sink)
+                donor.stream("donor.send", {"venv": manifest["venv"], "files": wanted["files"]}, upload.write, sink)
             upload.write(encode_json(LAST, {"problem": None}))
             done = upload.result()
         sent += wanted["bytes"]
-        notes += done.pop("notes")
         if "again" not in done:
             return done, sent
     raise StepError("transfer-garbled", "files of the donor arrive otherwise than they are sent, again and again")
 
 
 def _brought(done: dict[str, Any], notes: list[dict[str, Any]], sent: int, how: str) -> Brought:
-    notes = [*notes, *done.get("notes", [])]
     message = f"{human_bytes(sent)} came {how}" if sent else "all of the donor's files were on the host already"
-    notes.append({"severity": "note", "id": "donor-brought", "message": message})
-    return Brought(done["staging"], done["site"], done["names"], notes)
+    brought = {"severity": "note", "id": "donor-brought", "message": message}
+    return Brought(done["staging"], done["site"], done["names"], [*notes, brought])

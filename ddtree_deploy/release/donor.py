@@ -76,6 +76,7 @@ def place_distributions(
     ``take_edited``.
     """
     done = Placed()
+    place = also_known_as[0] if also_known_as and not fresh else source  # the donor's own name, not its copy's
     available = find_distributions(source, source_site)
     taken = [pick(available, name, version, source) for name, version in sorted(wanted.items())]
     kept = owners(find_distributions(tree, site), frozenset(wanted))
@@ -108,8 +109,8 @@ def place_distributions(
                 hint=f"reinstall {distribution.name} {distribution.version} there",
             )
         if differing:
-            require_undamaged(source, distribution.name, distribution.version, differing, take_edited)
-            message = f"{distribution.name} in {source} was edited, and is taken as it is: {_some(differing)}"
+            require_undamaged(place, distribution.name, distribution.version, differing, take_edited)
+            message = f"{distribution.name} in {place} was edited, and is taken as it is: {_some(differing)}"
             done.note("warning", "donor-edited", message)
     if shared_files:
         done.note(

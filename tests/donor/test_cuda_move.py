@@ -88,7 +88,7 @@ def test_the_set_moves_and_the_result_fits(
         packages = {entry["name"]: entry["version"] for entry in overlay.params["install"]}
         fingerprint = overlay.params["donor_fingerprint"]
         done = brought(donor, root, base, packages, fingerprint=fingerprint)
-        params["donor"] = {key: done.get(key) for key in ("staging", "site", "notes")} | {"paths": done["names"]}
+        params["donor"] = {"staging": done["staging"], "site": done["site"], "paths": done["names"], "notes": []}
     apply_plan(params, silent)
     release = (root / "current").resolve()
     assert errors(release) == []

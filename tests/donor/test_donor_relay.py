@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,9 @@ def pid(session: AgentSession) -> int:
 
 
 class Watch:
-    """A progress sink that acts once so many bytes of the donor's files were read."""
+    """A progress sink that remembers what was told."""
 
-    def __init__(self, after: int = 1 << 40, action: Any = None) -> None:
-        self.after = after
-        self.action = action
+    def __init__(self) -> None:
         self.bytes = 0
         self.seen: set[str] = set()
 
@@ -54,16 +53,38 @@ class Watch:
         self.seen.add(progress.phase)
         if progress.phase == "transfer":
             self.bytes = max(self.bytes, progress.done_bytes)
-            if self.action is not None and progress.done_bytes >= self.after:
-                action, self.action = self.action, None
-                action()
 
 
-def run(donor: Path, root: Path, base: Path, watch: Any = None, way: Way | None = None) -> Any:
+class Breaking:
+    """A donor's session; ``action`` happens once ``after`` bytes of its stream were passed on."""
+
+    def __init__(self, session: AgentSession, after: int, action: Callable[[], None]) -> None:
+        self.call = session.call
+        self._session, self._after, self._action = session, after, action
+        self._passed = 0
+
+    def stream(self, op: str, params: Any, on_data: Callable[[bytes], None], on_progress: Any = None) -> Any:
+        def pass_on(data: bytes) -> None:
+            on_data(data)
+            before, self._passed = self._passed, self._passed + len(data)
+            if before <= self._after < self._passed:
+                self._action()
+
+        return self._session.stream(op, params, pass_on, on_progress)
+
+
+def run(
+    donor: Path,
+    root: Path,
+    base: Path,
+    watch: Watch | None = None,
+    way: Way | None = None,
+    action: Action | None = None,
+    breaking: Callable[[AgentSession, AgentSession], Any] = lambda giver, taker: giver,
+) -> Any:
     with connect(LOCAL) as transport, transport.agent() as giver, transport.agent() as taker:
-        if callable(watch) and not isinstance(watch, Watch):
-            watch = watch(giver, taker)
-        return bring(overlay(donor), str(root), str(base), giver, taker, way, watch or Watch())
+        session = breaking(giver, taker)
+        return bring(action or overlay(donor), str(root), str(base), session, taker, way, watch or Watch())
 
 
 def test_from_agent_to_agent(big: Path, root: Path, base: Path) -> None:
@@ -82,12 +103,12 @@ def test_from_agent_to_agent(big: Path, root: Path, base: Path) -> None:
 
 @pytest.mark.parametrize("whose", ["donor", "target"])
 def test_a_killed_agent_and_the_rest_afterwards(big: Path, root: Path, base: Path, whose: str) -> None:
-    def watch(giver: AgentSession, taker: AgentSession) -> Watch:
+    def breaking(giver: AgentSession, taker: AgentSession) -> Breaking:
         victim = giver if whose == "donor" else taker
-        return Watch(8 << 20, lambda: os.kill(pid(victim), signal.SIGKILL))
+        return Breaking(giver, 8 << 20, lambda: os.kill(pid(victim), signal.SIGKILL))
 
     with pytest.raises(StepError) as caught:
-        run(big, root, base, watch)
+        run(big, root, base, breaking=breaking)
     assert caught.value.id == "agent-died"
     assert not (root / "cache" / "staging").exists()
     (partial,) = (root / "cache" / "donor").glob("*.partial")
@@ -114,13 +135,8 @@ def test_a_target_that_cannot_go_on_says_why(big: Path, root: Path, base: Path) 
     venvs.install(big, wheel)
     install = [("native", "3.0", []), ("zmany", "1", [])]
     action = venvs.overlay_action(install, [], {"kind": "donor", "location": str(big), "host": "elsewhere"})
-    with (
-        connect(LOCAL) as transport,
-        transport.agent() as giver,
-        transport.agent() as taker,
-        pytest.raises(StepError) as caught,
-    ):
-        bring(action, str(root), str(base), giver, taker, None, Watch(8 << 20, spoil))
+    with pytest.raises(StepError) as caught:
+        run(big, root, base, action=action, breaking=lambda giver, taker: Breaking(giver, 8 << 20, spoil))
     assert caught.value.id in ("write-failed", "root-not-writable")
     assert "cache/donor" in caught.value.message
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import venvs
-from donor_steps import PACKAGES, brought, inventory, received, sent, wanted
+from donor_steps import brought, inventory, provisioned, received, sent, wanted
 
 from ddtree_deploy.agent.protocol import silent
 from ddtree_deploy.donor.model import Manifest, parse_manifest
@@ -36,10 +36,6 @@ def edit(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-def ids(done: dict[str, Any]) -> list[str]:
-    return [note["id"] for note in done["notes"]]
-
-
 def test_what_arrives_is_what_the_donor_has(donor: Path, root: Path, base: Path) -> None:
     before = venvs.tree_state(donor)
     done = brought(donor, root, base)
@@ -51,26 +47,21 @@ def test_what_arrives_is_what_the_donor_has(donor: Path, root: Path, base: Path)
     assert (tree / "share" / "some_lib" / "data.txt").exists() and os.access(tree / "bin" / "some-lib", os.X_OK)
     assert (tree / SITE / "some_lib" / "link.py").readlink() == Path("new.py")
     assert venvs.tree_state(donor) == before
-    assert store(root) == [] and done["notes"] == []
+    assert store(root) == []
 
 
 def test_an_overlay_takes_it_like_any_staging_tree(donor: Path, root: Path, base: Path) -> None:
-    done = brought(donor, root, base)
-    source = {"kind": "donor", "location": str(donor), "host": "elsewhere"}
-    install = [(name, version, []) for name, version in PACKAGES.items()]
-    overlay = venvs.overlay_action(install, ["some-lib"], source)
-    actions = [venvs.clone_action(base, "test-1", "d" * 64), overlay, venvs.activate_action()]
-    plan = venvs.make_plan(root, base, "test-1", actions)
-    params = {"staging": done["staging"], "site": done["site"], "paths": done["names"], "notes": []}
-    result = apply_plan({"plan": plan, "blobs": {}, "donor": params}, silent)
-    release = root / "releases" / "test-1"
+    release, notes = provisioned(root, base, brought(donor, root, base))
     code = "import some_lib, extra, native; print(some_lib.VALUE, extra.EXTRA, native.V)"
     assert venvs.run([release / "bin" / "python", "-c", code]).stdout == "2 True 3\n"
     assert (release / "bin" / "some-lib").read_text().startswith(f"#!{release}/bin/python")
     assert venvs.mentions(release, str(donor)) == [] and venvs.mentions(release, "cache/staging") == []
-    assert result["actions"][1]["result"]["staging"] == done["staging"]
+    assert notes == {}
+
+
+def test_an_overlay_to_which_nothing_was_brought(root: Path, base: Path) -> None:
     with pytest.raises(StepError) as caught:
-        apply_plan({"plan": {**plan, "release_id": "test-2"}, "blobs": {}}, silent)
+        provisioned(root, base, {"staging": "0" * 64, "site": SITE, "names": []})
     assert caught.value.id == "donor-not-brought"
 
 
@@ -157,18 +148,16 @@ def test_a_file_found_in_the_store_is_read_again(donor: Path, root: Path, base: 
 class TestDonorsThatAreNotWhatTheySay:
     def test_a_text_file_that_was_edited_is_taken_and_said(self, donor: Path, root: Path, base: Path) -> None:
         edit(donor / SITE / "some_lib" / "__init__.py", b"VALUE = 2  # edited\n")
-        found = inventory(donor)
-        assert [note["id"] for note in found["notes"]] == ["donor-edited"]
-        assert "some_lib/__init__.py (20 bytes instead of 10)" in found["notes"][0]["message"]
-        tree = tree_of(root, brought(donor, root, base))
-        assert "edited" in (tree / SITE / "some_lib" / "__init__.py").read_text()
+        release, notes = provisioned(root, base, brought(donor, root, base))
+        assert "some_lib/__init__.py (20 bytes instead of 10)" in notes["donor-edited"]
+        assert f"some-lib in {donor} was edited" in notes["donor-edited"]
+        assert "edited" in (release / SITE / "some_lib" / "__init__.py").read_text()
 
     def test_one_of_the_same_size_shows_when_it_is_sent(self, donor: Path, root: Path, base: Path) -> None:
         edit(donor / SITE / "some_lib" / "__init__.py", b"VALUE = 9\n")
-        assert inventory(donor)["notes"] == []
-        done = brought(donor, root, base)
-        assert ids(done) == ["donor-edited"] and "some_lib/__init__.py of some-lib" in done["notes"][0]["message"]
-        assert (tree_of(root, done) / SITE / "some_lib" / "__init__.py").read_text() == "VALUE = 9\n"
+        release, notes = provisioned(root, base, brought(donor, root, base))
+        assert "some_lib/__init__.py (another sha256)" in notes["donor-edited"]
+        assert (release / SITE / "some_lib" / "__init__.py").read_text() == "VALUE = 9\n"
 
     @pytest.mark.parametrize("same_size", [False, True])
     def test_compiled_code_that_differs_from_record_is_damaged(
@@ -181,7 +170,9 @@ class TestDonorsThatAreNotWhatTheySay:
         assert caught.value.id == "donor-damaged" and "native/lib.so" in caught.value.message
         assert "--take-edited" in (caught.value.hint or "")
         done = brought(donor, root, base, take_edited=True)
-        assert venvs.sha256(tree_of(root, done) / SITE / "native" / "lib.so") == venvs.sha256(library)
+        release, notes = provisioned(root, base, done, take_edited=True)
+        assert venvs.sha256(release / SITE / "native" / "lib.so") == venvs.sha256(library)
+        assert "native/lib.so" in notes["donor-edited"]
 
     def test_a_file_that_is_gone(self, donor: Path) -> None:
         (donor / SITE / "some_lib" / "new.py").unlink()
@@ -221,8 +212,9 @@ class TestDonorsThatAreNotWhatTheySay:
         one = venvs.make_wheel(tmp_path / "w", "one", "1", {"shared.so": "A = 1\n"})
         two = venvs.make_wheel(tmp_path / "w", "two", "1", {"shared.so": "A = 22\n"})
         venvs.install(donor, one, two)
-        found = inventory(donor, {"one": "1", "two": "1"})
-        assert [note["id"] for note in found["notes"]] == ["shared-file"]
+        packages = {"one": "1", "two": "1"}
+        _, notes = provisioned(root, base, brought(donor, root, base, packages), packages)
+        assert "shared.so of one, two" in notes["shared-file"]
 
 
 class TestPackagesWithoutMetadata:
