@@ -86,6 +86,7 @@ From = Annotated[
         metavar="DONOR",
         help="Copy packages from a venv that works: HOST:/PATH, HOST (its base venv), USER@ADDRESS:/PATH, or /PATH on "
         "the host itself. What it lacks comes from --source, if that is given.",
+        autocompletion=complete_hosts,
     ),
 ]
 TakeEdited = Annotated[

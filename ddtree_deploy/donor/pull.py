@@ -60,7 +60,8 @@ def op_pull(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
 def ssh_command(route: Dict[str, Any], remote: List[str], compress: bool) -> List[str]:
     """The argument vector of ssh; host keys are checked whatever the user's configuration says."""
     options = ["BatchMode=yes", "StrictHostKeyChecking=yes", f"ConnectTimeout={CONNECT_TIMEOUT}"]
-    options += ["ClearAllForwardings=yes", "ControlMaster=no", "ControlPath=none", "RequestTTY=no", "LogLevel=ERROR"]
+    options += ["UpdateHostKeys=no", "ClearAllForwardings=yes", "ForwardAgent=no", "ForwardX11=no"]
+    options += ["PermitLocalCommand=no", "ControlMaster=no", "ControlPath=none", "RequestTTY=no", "LogLevel=ERROR"]
     command = ["ssh", "-T", *(word for option in options for word in ("-o", option))]
     command += ["-C"] if compress else []
     command += ["-p", str(route["port"])] if route.get("port") else []

@@ -107,7 +107,8 @@ class _Differ:
 
     def _same_build(self, installed: Package, wanted: LockedPackage) -> bool:
         old, new = installed_tag(installed), self._wanted_tag(wanted)
-        return same_version(installed.version, wanted.version) and same_tag(old, new)
+        same = same_version(installed.version, wanted.version) and same_tag(old, new)
+        return same and installed.disagrees is None
 
     def _moves_with_torch(self, installed: Package) -> str | None:
         if not self.torch_moves or installed.name == bound.TORCH:
@@ -134,6 +135,8 @@ class _Differ:
         return wanted.reason or f"new requirement of {self.profile.engine}"
 
     def _reason_to_replace(self, installed: Package, wanted: LockedPackage) -> str:
+        if installed.disagrees is not None:
+            return f"its files are of {installed.disagrees}, whatever its metadata says"
         old, new = installed_tag(installed), self._wanted_tag(wanted)
         if bound.cuda_major(old) and bound.cuda_major(new) and bound.cuda_major(old) != bound.cuda_major(new):
             return f"CUDA major changes {old} -> {new}"

@@ -78,6 +78,9 @@ def make_hosts(folder: Path, packages: list[tuple[str, str, Path]], base: Path, 
     for name, server, venv in (("target", target, base), ("giver", giver, donor)):
         values = {"port": server.port, "user": server.user, "identity": server.identity, "python": sys.executable}
         entries.append(HOST.format(name=name, root=folder / f"{name}-root", base=venv, **values))
+    here = "  here: {{connection: local, root: {root}, base: {base}, profile: small}}\n"
+    entries.append(here.format(root=folder / "here-root", base=donor))
+    entries.append(here.format(root=folder / "local-root", base=base).replace("here:", "local-target:", 1))
     (folder / "hosts.yaml").write_text("hosts:\n" + "".join(entries))
     (folder / "small.yaml").write_text(PROFILE)
     (folder / "short.yaml").write_text(PLAYBOOK)

@@ -116,14 +116,15 @@ def test_what_would_be_left_behind_would_be_found(stacks: dict[str, Path], root:
 def test_torch_alone_breaks_everything_that_is_bound_to_it(stacks: dict[str, Path], root: Path) -> None:
     plan = plan_of(stacks["cu128"], stacks["cu130"], root)
     overlay = next(action for action in plan.actions if action.step == "overlay")
-    overlay.params.update(install=[entry for entry in overlay.params["install"] if entry["name"] == "torch"])
+    taken = ("torch", "nvidia-cuda-runtime")  # with what it links to: some hosts have that, others do not
+    overlay.params.update(install=[entry for entry in overlay.params["install"] if entry["name"] in taken])
     overlay.params.update(remove=["torch"], preview=False)
     actions = [action for action in plan.actions if action.step != "audit"]
     apply_plan({"plan": to_dict(replace(plan, actions=actions)), "blobs": {}}, silent)
     release = (root / "current").resolve()
     report = audit_environment(str(release))
     text = "\n".join(finding.message for finding in report.findings if finding.severity == "error")
-    for name in ("my_ops", "torchvision", "sgl_kernel", "nvidia-cuda-runtime", "c10::check_old"):
+    for name in ("my_ops", "torchvision", "sgl_kernel", "c10::check_old"):
         assert name in text
 
 

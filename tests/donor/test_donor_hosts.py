@@ -82,6 +82,16 @@ def test_provision_from_another_host(hosts: Hosts, donor: Path, base: Path, dire
     assert again.host["changed"] is False
 
 
+def test_a_donor_here_for_a_host_there_and_the_other_way_round(hosts: Hosts) -> None:
+    ran = provision(hosts, source="here")
+    assert "by way of this machine" in notes(ran)["donor-brought"] and "not-directly" not in notes(ran)
+    assert imported(hosts) == "2 True 3\n"
+    ran = hosts.program.run("provision", "local-target", "--from", "giver", "--playbook", "short", "--json", code=0)
+    assert "by way of this machine" in notes(ran)["donor-brought"] and "not-directly" not in notes(ran)
+    current = (hosts.folder / "local-root" / "current").resolve()
+    assert venvs.run([current / "bin" / "python", "-c", "import native; print(native.V)"]).stdout == "3\n"
+
+
 def test_an_unknown_host_key_is_never_accepted_on_the_target(hosts: Hosts) -> None:
     hosts.allow_directly(host_key=False)
     ran = provision(hosts)

@@ -18,6 +18,7 @@ from ddtree_deploy.errors import DriftError, InputError, LockedError, StepError
 from ddtree_deploy.release.executor import apply_plan
 from ddtree_deploy.release.layout import Layout
 from ddtree_deploy.release.lock import Lock
+from ddtree_deploy.release.prune import prune
 
 SITE = venvs.SITE
 
@@ -355,6 +356,17 @@ class TestWhatComesFromElsewhere:
         with pytest.raises(StepError) as caught:
             sent(donor, {"files": [[0, "../../etc/passwd", 1, 0]]})
         assert caught.value.id == "bad-manifest"
+
+
+def test_prune_forgets_transfers_that_nobody_went_on_with(donor: Path, root: Path, base: Path) -> None:
+    release, _ = provisioned(root, base, brought(donor, root, base))
+    old, young = root / "cache" / "donor" / ("0" * 64 + ".partial"), root / "cache" / "donor" / ("1" * 64)
+    for path in (old, young):
+        path.write_bytes(b"x")
+    os.utime(old, (1, 1))
+    prune(str(root), 1, silent)
+    assert not old.exists() and young.exists()
+    assert len(list((root / "cache" / "staging").iterdir())) == 1 and release.exists()
 
 
 def test_another_run_holds_the_lock(donor: Path, root: Path, base: Path) -> None:

@@ -49,6 +49,63 @@ def test_without_record_and_without_metadata(site: Path, install) -> None:
     }
 
 
+def test_a_license_in_the_headers_does_not_end_them(site: Path, install) -> None:
+    license = "License: Some\n        Words\n        \n        more words\n"
+    install("long", "1.0", metadata=license + "Requires-Dist: torch==2.11.0\nRequires-Dist: x; extra == 'dev'\n")
+    install("kit", "1.0", metadata="Requires-Dist: nvidia-cublas==13.1; extra == 'cublas'\n")
+    found = packages(site)
+    assert found["long"].requires == ["torch==2.11.0"]
+    assert found["kit"].requires == ["nvidia-cublas==13.1; extra == 'cublas'"]
+
+
+def test_metadata_of_another_version_than_the_files(site: Path, install) -> None:
+    install("torch", "2.9.1+cu128", {"torch/version.py": TORCH_VERSION.encode()})
+    install("sglang-kernel", "0.4.2+cu130", {"sgl_kernel/version.py": b'__version__ = "0.4.2"\n'})
+    found = packages(site)
+    assert found["torch"].disagrees == "2.11.0+cu130"
+    assert found["sglang-kernel"].disagrees is None
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+@pytest.mark.parametrize(
+    ("source", "library", "links"),
+    [
+        ("", "libc10.so", ["torch"]),
+        ("", "libtorch_python.so", ["torch"]),
+        ("", "libcudart.so.13", ["cuda13"]),
+        ("", "libown.so", []),
+        ("", "libtorchvision.so", []),
+        ("void _ZN3c1011DeviceCountEv(void); void f(void) { _ZN3c1011DeviceCountEv(); }", None, ["torch"]),
+        ("void aoti_torch_empty(void); void f(void) { aoti_torch_empty(); }", None, ["torch"]),
+        ("void _ZN4c1011other(void); void f(void) { _ZN4c1011other(); }", None, []),
+    ],
+)
+def test_links(site: Path, install, tmp_path: Path, source: str, library: str | None, links: list[str]) -> None:
+    """Told by DT_NEEDED, and by the symbols that are wanted where an extension is linked to nothing."""
+    arguments = []
+    if library is not None:
+        compile_library(tmp_path / library, "")
+        arguments = ["-Wl,--no-as-needed", str(tmp_path / library)]
+    compile_library(tmp_path / "ops.so", source, *arguments)
+    install("mine", "1.0", {"mine/ops.so": (tmp_path / "ops.so").read_bytes()})
+    assert packages(site)["mine"].links == links
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_a_library_that_the_package_brings_is_no_link(site: Path, install, tmp_path: Path) -> None:
+    compile_library(tmp_path / "libcudart.so.12", "")
+    compile_library(tmp_path / "ops.so", "", "-Wl,--no-as-needed", str(tmp_path / "libcudart.so.12"))
+    files = {f"mine/{name}": (tmp_path / name).read_bytes() for name in ("ops.so", "libcudart.so.12")}
+    install("mine", "1.0", files)
+    assert packages(site)["mine"].links == []
+
+
+def compile_library(path: Path, source: str, *arguments: str) -> None:
+    soname = f"-Wl,-soname,{path.name}"
+    command = ["gcc", "-x", "c", "-shared", "-fPIC", "-o", str(path), "-", "-x", "none", soname, *arguments]
+    subprocess.run(command, input=source, text=True, check=True)
+
+
 def test_old_formats(site: Path, tmp_path: Path) -> None:
     text = "Metadata-Version: 1.1\nName: Old-Egg\nVersion: 0.5\n"
     (site / "Old_Egg-0.5-py3.11.egg-info").write_text(text)

@@ -143,6 +143,13 @@ def test_a_version_that_does_not_do_is_replaced() -> None:
     assert found["setuptools"] == "replace: torch 2.11.0 needs setuptools<82"
 
 
+def test_files_copied_over_an_older_package_are_replaced() -> None:
+    """torch's folder is of another version than its dist-info: what is locked is laid again."""
+    base = [*without(CU13, "triton"), Package("triton", "3.6.0", disagrees="3.5.1")]
+    found = reasons(planned(base, CU13))
+    assert found == {"triton": "replace: its files are of 3.5.1, whatever its metadata says"}
+
+
 def test_nothing_moves_between_equals() -> None:
     plan = planned(CU13, CU13)
     assert plan.packages == [] and plan.unchanged_packages == len(CU13)
