@@ -57,13 +57,12 @@ def op_pull(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     raise StepError("transfer-garbled", "files of the donor arrive otherwise than they are sent, again and again")
 
 
-def ssh_command(route: Dict[str, Any], remote: List[str], compress: bool) -> List[str]:
+def ssh_command(route: Dict[str, Any], remote: List[str]) -> List[str]:
     """The argument vector of ssh; host keys are checked whatever the user's configuration says."""
     options = ["BatchMode=yes", "StrictHostKeyChecking=yes", f"ConnectTimeout={CONNECT_TIMEOUT}"]
     options += ["UpdateHostKeys=no", "ClearAllForwardings=yes", "ForwardAgent=no", "ForwardX11=no"]
     options += ["PermitLocalCommand=no", "ControlMaster=no", "ControlPath=none", "RequestTTY=no", "LogLevel=ERROR"]
     command = ["ssh", "-T", *(word for option in options for word in ("-o", option))]
-    command += ["-C"] if compress else []
     command += ["-p", str(route["port"])] if route.get("port") else []
     command += ["-l", str(route["user"])] if route.get("user") else []
     return [*command, "--", str(route["address"]), shlex.join(remote)]
@@ -78,11 +77,10 @@ def _fetch(
     command = ssh_command(
         params["route"],
         [str(agent["python"]), "-I", "-S", str(agent["archive"]), "donor-send"],
-        bool(params.get("compress")),
     )
     if shutil.which(command[0]) is None:
         raise _unreachable(params, "there is no ssh on the target")
-    request = {"venv": manifest.venv, "files": wanted["files"], "compress": False}
+    request = {"venv": manifest.venv, "files": wanted["files"], "compress": params.get("compress")}
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=False

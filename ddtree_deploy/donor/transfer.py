@@ -84,11 +84,12 @@ def bring(
         },
         sink,
     )
+    compress = bool(source.get("compress"))
     common = {"root": root, "base": base, "manifest": found["manifest"]}
     notes = list(found["notes"])
     if way is not None and found["archive"]:
         agent = {key: found[key] for key in ("python", "archive", "boot_id")}
-        request = {**common, "route": way.to_params(), "donor": agent}
+        request = {**common, "route": way.to_params(), "donor": agent, "compress": compress}
         try:
             done = target.call("donor.pull", request, sink)
             return _brought(done, notes, done["bytes"], f"directly from {way.address}")
@@ -97,12 +98,12 @@ def bring(
                 raise
             message = f"{error.message}; the donor's files come by way of this machine"
             notes.append({"severity": "note", "id": "not-directly", "message": message})
-    done, sent = _relay(common, donor, target, sink)
+    done, sent = _relay(common, compress, donor, target, sink)
     return _brought(done, notes, sent, "by way of this machine")
 
 
 def _relay(
-    common: Mapping[str, Any], donor: Session, target: Session, sink: ProgressSink
+    common: Mapping[str, Any], compress: bool, donor: Session, target: Session, sink: ProgressSink
 ) -> tuple[dict[str, Any], int]:
     """From one agent to the other, without a file in between. Returns what the target made of it, and bytes sent."""
     manifest, sent = common["manifest"], 0
@@ -112,7 +113,8 @@ def _relay(
             return {"staging": wanted["digest"], "site": manifest["site"], "names": manifest["names"]}, sent
         with target.upload("donor.receive", {"root": common["root"], "digest": wanted["digest"]}, sink) as upload:
             if wanted["files"]:
-                donor.stream("donor.send", {"venv": manifest["venv"], "files": wanted["files"]}, upload.write, sink)
+                request = {"venv": manifest["venv"], "files": wanted["files"], "compress": compress}
+                donor.stream("donor.send", request, upload.write, sink)
             upload.write(encode_json(LAST, {"problem": None}))
             done = upload.result()
         sent += wanted["bytes"]

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, mod
 from ddtree_deploy.inventory import arguments
 from ddtree_deploy.inventory.secrets import is_reference, reference_problem
 from ddtree_deploy.inventory.validation import StrictModel, found, number_hint, wrong
-from ddtree_deploy.plan.inputs import BUDGET_MAX, BUDGET_MIN
+from ddtree_deploy.plan.inputs import AUTO, BUDGET_HINT, parse_budget
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -64,15 +64,13 @@ def _gpus(value: Any) -> Any:
 
 
 def _budget(value: Any) -> Any:
-    if value == "auto":
-        return value
-    hint = "the number of draft-tree nodes verified per step, the root not counted; 15 to 63 are usual"
-    if type(value) is not int:
-        what = (number_hint(value) if isinstance(value, str) else None) or hint
-        raise wrong("wrong-type", f"expected a whole number or auto, found {found(value)}", what)
-    if not BUDGET_MIN <= value <= BUDGET_MAX:
-        raise wrong("bad-budget", f"expected {BUDGET_MIN} to {BUDGET_MAX} or auto, found {value}", hint)
-    return value
+    if type(value) is not int and value != AUTO:  # here a number in quotes is a text, as everywhere in the file
+        what = (number_hint(value) if isinstance(value, str) else None) or BUDGET_HINT
+        raise wrong("budget-invalid", f"expected a whole number or auto, found {found(value)}", what)
+    try:
+        return parse_budget(value)
+    except InputError as error:
+        raise wrong(error.id, error.message, error.hint or "") from None
 
 
 def _ports(value: Any) -> Any:
@@ -249,6 +247,7 @@ class SourceOptions(StrictModel):
     wheelhouse: Optional[Text] = None
     donor: Optional[Text] = None
     take_edited: Optional[bool] = None
+    compress: Optional[bool] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -267,8 +266,9 @@ class SourceOptions(StrictModel):
         if len(kinds) + bool(self.donor) == 0 or len(kinds) > 1:
             what = "none" if not kinds else " and ".join(sorted(kinds))
             raise wrong("bad-source", f"expected one of index, wheelhouse and donor, found {what}")
-        if self.take_edited is not None and not self.donor:
-            raise wrong("bad-source", "take_edited is about a donor, and there is none", "remove it")
+        for key in ("take_edited", "compress"):
+            if getattr(self, key) is not None and not self.donor:
+                raise wrong("bad-source", f"{key} is about a donor, and there is none", "remove it")
         return self
 
 
@@ -315,5 +315,5 @@ class InventoryFile(StrictModel):
 MISPLACED = {
     **dict.fromkeys(("address", "port", "user", "identity", "jump", "connect_timeout", "python"), "connection"),
     "groups": "hosts",
-    **dict.fromkeys(("index", "extra_index", "wheelhouse", "donor", "take_edited"), "source"),
+    **dict.fromkeys(("index", "extra_index", "wheelhouse", "donor", "take_edited", "compress"), "source"),
 }

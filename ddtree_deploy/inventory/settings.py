@@ -130,8 +130,14 @@ class HostSettings:
         options = self.source
         if options.donor:
             host, path = split_donor(options.donor)
-            edited = bool(options.take_edited)
-            return Source(kind="donor", location=path, host=host, rest=self._rest(options), take_edited=edited)
+            return Source(
+                kind="donor",
+                location=path,
+                host=host,
+                rest=self._rest(options),
+                take_edited=bool(options.take_edited),
+                compress=bool(options.compress),
+            )
         return self._rest(options) or Source(kind="index")
 
     def _rest(self, options: SourceOptions) -> Optional[Source]:

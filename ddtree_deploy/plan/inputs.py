@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Union
 
+from ddtree_deploy.errors import InputError
 from ddtree_deploy.facts.model import HostFacts
 from ddtree_deploy.patching.model import PatchSet
 from ddtree_deploy.profiles.model import Profile, Source
 
 # Draft-tree nodes verified per step, the root not counted; the most is the patched engine's MAX_DDTREE_BUDGET.
 BUDGET_MIN, BUDGET_MAX = 1, 511
+AUTO = "auto"  # the engine measures its captured CUDA graphs at start, and picks the size of each step's tree
+BUDGET_HINT = (
+    f"The budget counts the draft-tree nodes verified per step, the root not counted: {BUDGET_MIN} to {BUDGET_MAX}, "
+    "such as 31, or auto."
+)
+
+
+def parse_budget(value: Union[int, str]) -> Union[int, str]:
+    """The nodes, or ``auto``: of the inventory, a plan or a launch.
+
+    Raises InputError ``budget-invalid`` or ``budget-out-of-range``; the caller knows the place.
+    """
+    if value == AUTO:
+        return AUTO
+    if isinstance(value, bool) or not re.fullmatch(r"-?[0-9]{1,100}", str(value)):
+        raise InputError("budget-invalid", f"budget {value!r} is neither a whole number nor auto", hint=BUDGET_HINT)
+    budget = int(value)
+    if not BUDGET_MIN <= budget <= BUDGET_MAX:
+        limits = f"{BUDGET_MIN} to {BUDGET_MAX}"
+        hint = "Use the algorithm none for plain decoding." if budget == 0 else BUDGET_HINT
+        raise InputError("budget-out-of-range", f"budget {budget} is out of range ({limits}, or auto)", hint=hint)
+    return budget
 
 
 @dataclass(frozen=True)

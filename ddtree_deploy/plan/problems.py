@@ -7,8 +7,9 @@ from pathlib import PurePosixPath
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from ddtree_deploy.errors import InputError
 from ddtree_deploy.facts.model import HostFacts, Venv
-from ddtree_deploy.plan.inputs import BUDGET_MAX, BUDGET_MIN, PlanInputs, PlanSettings
+from ddtree_deploy.plan.inputs import PlanInputs, PlanSettings, parse_budget
 from ddtree_deploy.plan.model import Problem
 from ddtree_deploy.profiles.model import Profile
 
@@ -149,16 +150,11 @@ def _gpus(facts: HostFacts, settings: PlanSettings, profile: Profile) -> list[Pr
 
 
 def _budget(settings: PlanSettings) -> list[Problem]:
-    if settings.budget is None or settings.budget == "auto":
-        return []
-    limits = f"{BUDGET_MIN} to {BUDGET_MAX}"
-    hint = f"`budget` counts the draft-tree nodes verified per step, the root not counted: {limits}, or auto."
-    try:
-        budget = int(settings.budget)
-    except ValueError:
-        return [error("budget-invalid", f"budget {settings.budget!r} is not a number", hint)]
-    if not BUDGET_MIN <= budget <= BUDGET_MAX:
-        return [error("budget-out-of-range", f"budget {budget} is out of range", hint)]
+    if settings.budget is not None:
+        try:
+            parse_budget(settings.budget)
+        except InputError as wrong:
+            return [error(wrong.id, wrong.message, wrong.hint)]
     return []
 
 

@@ -38,7 +38,7 @@ def choose_source(
         rest = said or (chosen if named and chosen.kind != "donor" else chosen.rest)
         name, path = split_donor(donor)
         _check(donor, name, path)
-        chosen = Source(kind="donor", location=path, host=name, rest=rest)
+        chosen = Source(kind="donor", location=path, host=name, rest=rest, compress=chosen.compress)
     if chosen.kind != "donor":
         return chosen
     return _placed(replace(chosen, take_edited=take_edited or chosen.take_edited), host, inventory)

@@ -70,3 +70,4 @@ class Source:
     extra: List[str] = field(default_factory=list)  # more indexes; an index may be a reference, env:NAME or file:PATH
     rest: Optional[Source] = None  # of a donor: an index or wheelhouse for what the donor lacks
     take_edited: bool = False  # of a donor: also compiled files that differ from their RECORD
+    compress: bool = False  # of a donor on another host: on the way

@@ -85,6 +85,7 @@ def _about_donor(inputs: PlanInputs, packages: List[LockedPackage], params: Dict
     source["location"] = donor.path
     source["without_record"] = sorted(one.name for one in donor.packages if one.name in names and not one.record)
     if source["host"] is not None:
+        source["compress"] = inputs.source.compress
         params["donor_fingerprint"] = donor.fingerprint
         return []
     if not donor.fingerprint:

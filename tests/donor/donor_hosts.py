@@ -78,6 +78,9 @@ def make_hosts(folder: Path, packages: list[tuple[str, str, Path]], base: Path, 
     for name, server, venv in (("target", target, base), ("giver", giver, donor)):
         values = {"port": server.port, "user": server.user, "identity": server.identity, "python": sys.executable}
         entries.append(HOST.format(name=name, root=folder / f"{name}-root", base=venv, **values))
+    values = {"port": target.port, "user": target.user, "identity": target.identity, "python": sys.executable}
+    packed = HOST.format(name="packed", root=folder / "packed-root", base=base, **values)
+    entries.append(f"{packed}    source: {{donor: giver, compress: true}}\n")
     here = "  here: {{connection: local, root: {root}, base: {base}, profile: small}}\n"
     entries.append(here.format(root=folder / "here-root", base=donor))
     entries.append(here.format(root=folder / "local-root", base=base).replace("here:", "local-target:", 1))

@@ -92,6 +92,18 @@ def test_a_donor_here_for_a_host_there_and_the_other_way_round(hosts: Hosts) -> 
     assert venvs.run([current / "bin" / "python", "-c", "import native; print(native.V)"]).stdout == "3\n"
 
 
+@pytest.mark.parametrize("directly", [True, False])
+def test_compressed_on_the_way_as_the_inventory_says(hosts: Hosts, donor: Path, directly: bool) -> None:
+    if directly:
+        hosts.allow_directly()
+    ran = hosts.program.run("provision", "packed", "--playbook", "short", "--json", code=0)
+    how = "directly" if directly else "by way of this machine"
+    assert how in notes(ran)["donor-brought"]
+    library = Path("native") / "lib.so"
+    current = (hosts.folder / "packed-root" / "current").resolve()
+    assert venvs.sha256(current / venvs.SITE / library) == venvs.sha256(donor / venvs.SITE / library)
+
+
 def test_an_unknown_host_key_is_never_accepted_on_the_target(hosts: Hosts) -> None:
     hosts.allow_directly(host_key=False)
     ran = provision(hosts)

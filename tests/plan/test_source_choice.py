@@ -21,7 +21,7 @@ hosts:
   plain: {}
   indexed: {source: {index: "https://index.example/simple"}}
   housed: {source: {wheelhouse: /wheels}}
-  given: {source: {donor: "other:/srv/donor", index: default, take_edited: true}}
+  given: {source: {donor: "other:/srv/donor", index: default, take_edited: true, compress: true}}
   other: {base: /srv/other}
 """
 
@@ -47,7 +47,7 @@ def test_what_is_said_where(inventory: Inventory) -> None:
     assert chosen(inventory, "housed", donor="other").rest == Source("wheelhouse", "/wheels")
     assert chosen(inventory, "indexed", "wheelhouse:/w", "other").rest == Source("wheelhouse", "/w")
     given = chosen(inventory, "given")
-    assert given == Source("donor", "/srv/donor", "other", rest=Source("index"), take_edited=True)
+    assert given == Source("donor", "/srv/donor", "other", rest=Source("index"), take_edited=True, compress=True)
     assert chosen(inventory, "given", donor="/srv/x").rest == Source("index")
     assert chosen(inventory, "given", "index") == Source("index")
     assert chosen(inventory, "other", donor="other:/srv/x") == Source("donor", "/srv/x")  # the host itself
