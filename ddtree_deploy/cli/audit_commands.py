@@ -26,7 +26,7 @@ def verify(
     context: typer.Context,
     hosts: Hosts,
     static: Annotated[bool, typer.Option("--static", help="Read files only; import nothing.")] = False,
-    gpu: Annotated[bool, typer.Option("--gpu", help="Also run the tree kernels on the GPU.")] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Reserved for kernel tests; this version refuses it.")] = False,
     junit: Annotated[
         Path | None, typer.Option("--junit", metavar="FILE", help="Also write JUnit XML; {host} stands for the host.")
     ] = None,
@@ -35,14 +35,11 @@ def verify(
     ] = None,
 ) -> None:
     """Check the release: it imports, and what the service needs is in it. Exit 1 when a check fails."""
-    from ddtree_deploy.errors import InputError
     from ddtree_deploy.verify.report import exit_code, render, write_junit
 
     app = app_context(context)
     selected = app.hosts(hosts)
-    if junit is not None and len(selected) > 1 and "{host}" not in str(junit):
-        hint = "Write a name such as verify-{host}.xml."
-        raise InputError("one-file-for-many", f"{junit} cannot hold several reports", where="--junit", hint=hint)
+    _check_file(junit, "--junit", len(selected), "verify-{host}.xml")
 
     def work(host: HostSettings, connect: Connector, sink: ProgressSink) -> HostResult:
         params = {
@@ -54,7 +51,7 @@ def verify(
         }
         result = call_op("verify.run", lambda settings: params, exit_code)(host, connect, sink)
         if junit is not None:
-            write_junit(Path(str(junit).replace("{host}", host.name)), {host.name: result.value})
+            write_junit(_file_of(junit, host), {host.name: result.value})
         return result
 
     def draw(console: Console, result: HostResult) -> None:
@@ -63,17 +60,46 @@ def verify(
     run_on_hosts(app, "verify", selected, work, draw)
 
 
-def survey(context: typer.Context, hosts: Hosts) -> None:
+def survey(
+    context: typer.Context,
+    hosts: Hosts,
+    markdown: Annotated[
+        Path | None,
+        typer.Option("--markdown", metavar="FILE", help="Also write Markdown; {host} stands for the host."),
+    ] = None,
+) -> None:
     """Report what the installed engine has: local changes, algorithms, tree masks, what patches would touch."""
     app = app_context(context)
-    work = call_op("survey.run", _survey_params, lambda result: 0)
+    selected = app.hosts(hosts)
+    _check_file(markdown, "--markdown", len(selected), "survey-{host}.md")
+
+    def work(host: HostSettings, connect: Connector, sink: ProgressSink) -> HostResult:
+        from ddtree_deploy.survey.report import write_markdown
+
+        result = call_op("survey.run", _survey_params, lambda result: 0)(host, connect, sink)
+        if markdown is not None:
+            write_markdown(_file_of(markdown, host), result.value)
+        return result
 
     def draw(console: Console, result: HostResult) -> None:
         from ddtree_deploy.survey.report import render
 
         render(console, result.value, host=result.host, verbose=app.output.verbose)
 
-    run_on_hosts(app, "survey", app.hosts(hosts), work, draw)
+    run_on_hosts(app, "survey", selected, work, draw)
+
+
+def _check_file(file: Path | None, option: str, hosts: int, example: str) -> None:
+    """Raises InputError ``one-file-for-many`` where the reports of several hosts would go into one file."""
+    from ddtree_deploy.errors import InputError
+
+    if file is not None and hosts > 1 and "{host}" not in str(file):
+        message = f"{file} cannot hold several reports"
+        raise InputError("one-file-for-many", message, where=option, hint=f"Write a name such as {example}.")
+
+
+def _file_of(file: Path, host: HostSettings) -> Path:
+    return Path(str(file).replace("{host}", host.name))
 
 
 def _survey_params(host: HostSettings) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddtree_deploy.codec import from_dict
+from ddtree_deploy.errors import InputError
 from ddtree_deploy.survey.model import Backend, Evidence, LocalChanges, PatchPreview, Survey
 
 _VERDICT_STYLE = {"yes": "green", "only if topk > 1": "yellow", "no": "red", "as wrapped": "dim", "unknown": "magenta"}
@@ -75,6 +77,16 @@ def to_markdown(survey: Survey) -> str:
     if survey.notes:
         out += ["", "## Notes", "", *(f"- {note}" for note in survey.notes)]
     return "\n".join(out) + "\n"
+
+
+def write_markdown(path: Path, result: dict[str, Any]) -> None:
+    """Write :func:`to_markdown` of what the agent sent to ``path``; raises InputError ``cannot-write``."""
+    try:
+        path.write_text(to_markdown(from_dict(Survey, result)), "utf-8")
+    except OSError as error:
+        message = f"cannot write the Markdown file: {error.strerror}"
+        hint = "name a file in a folder that exists and that you may write"
+        raise InputError("cannot-write", message, where=str(path), hint=hint) from error
 
 
 def _facts(survey: Survey) -> list[str]:
