@@ -35,7 +35,11 @@ def launch(
     hosts: Hosts,
     budget: Annotated[
         str | None,
-        typer.Option("--budget", metavar="N", help="Draft-tree nodes verified per step, the root not counted."),
+        typer.Option(
+            "--budget",
+            metavar="N|auto",
+            help="Draft-tree nodes verified per step, the root not counted: 1 to 511, or auto (GPUs only).",
+        ),
     ] = None,
     gpus: Annotated[
         str | None, typer.Option("--gpus", metavar="0,1", help="GPU indices. Default: the inventory's, else all.")

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
 
+from ddtree_deploy.errors import InputError
 from ddtree_deploy.inventory import arguments
 from ddtree_deploy.inventory.secrets import is_reference, reference_problem
 from ddtree_deploy.inventory.validation import StrictModel, found, number_hint, wrong

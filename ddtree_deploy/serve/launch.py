@@ -21,7 +21,7 @@ from ddtree_deploy.serve.gpus import runs_on_cpu, select_gpus
 from ddtree_deploy.serve.logs import tail
 from ddtree_deploy.serve.manager import start_service
 from ddtree_deploy.serve.ports import DEFAULT_RANGE, allocate
-from ddtree_deploy.serve.settings import LaunchSettings, base_spec, parse_ports, read_settings
+from ddtree_deploy.serve.settings import LaunchSettings, base_spec, check_auto_budget, parse_ports, read_settings
 from ddtree_deploy.serve.spec import ServiceFolder, ServiceSpec, service_folders
 from ddtree_deploy.serve.state import LIVING, read_state, service_info
 from ddtree_deploy.serve.stop import stop_service
@@ -53,8 +53,10 @@ def op_launch(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     release = resolve_release(layout.root, settings.release)
     release_python(release)
     base = base_spec(settings, release)
-    on_cpu = runs_on_cpu(release, merge_arguments(base.profile_arguments, base.engine_arguments))
+    arguments = merge_arguments(base.profile_arguments, base.engine_arguments)
+    on_cpu = runs_on_cpu(release, arguments)
     gpus = select_gpus(GpuFacts() if on_cpu else probe_gpus(), settings.gpus, on_cpu)
+    check_auto_budget(base, gpus == [None], arguments)
     with Lock(layout.services / ".lock", "launch"):
         targets = _prepare(layout, base, settings, gpus, progress)
         for target in targets:

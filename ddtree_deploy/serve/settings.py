@@ -6,12 +6,12 @@ import ipaddress
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from ddtree_deploy import codec
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.plan.inputs import BUDGET_MAX, BUDGET_MIN
-from ddtree_deploy.serve.command import check_engine_arguments
+from ddtree_deploy.plan.inputs import AUTO, BUDGET_HINT, parse_budget
+from ddtree_deploy.serve.command import check_engine_arguments, split_options
 from ddtree_deploy.serve.environment import profile_arguments
 from ddtree_deploy.serve.process import MARKER
 from ddtree_deploy.serve.spec import ADMIN_API_KEY, ALGORITHMS, API_KEY, ServiceSpec
@@ -39,7 +39,7 @@ class LaunchSettings:
     model: str = ""
     draft: Optional[str] = None
     algorithm: str = "ddtree"
-    budget: Any = None  # int or its text
+    budget: Any = None  # int or its text, or auto
     release: Optional[str] = None
     gpus: Optional[List[int]] = None
     listen: str = "127.0.0.1"
@@ -135,27 +135,31 @@ def parse_ports(value: Optional[List[int]], default: Tuple[int, int]) -> range:
     return range(first, last + 1)
 
 
-def _budget(settings: LaunchSettings) -> Optional[int]:
-    value, hint = settings.budget, "the number of draft-tree nodes verified per step, such as 31"
+def check_auto_budget(spec: ServiceSpec, on_cpu: bool, engine_arguments: Sequence[str]) -> None:
+    """Refuse ``auto`` where the engine would, minutes later; raises InputError ``budget-auto``."""
+    if spec.budget != AUTO:
+        return
+    reason = "this service runs on the CPU" if on_cpu else None
+    if any(option == "--disable-cuda-graph" for option, _ in split_options(engine_arguments)):
+        reason = reason or "--disable-cuda-graph turns them off"
+    if reason is not None:
+        raise InputError(
+            "budget-auto",
+            f"the budget auto is chosen by measuring CUDA graphs, and {reason}",
+            where="budget",
+            hint="name a number of draft-tree nodes, for example 31",
+        )
+
+
+def _budget(settings: LaunchSettings) -> Optional[Union[int, str]]:
     if settings.algorithm != "ddtree":
         return None  # an inventory's budget does not hinder a launch without a tree
-    if value is None:
-        raise InputError("budget-missing", "ddtree needs a budget", where="budget", hint=f"give {hint}")
-    if value == "auto":
-        raise InputError(
-            "budget-auto", "there is no measurement of this host to pick a budget from", where="budget", hint=hint
-        )
-    if isinstance(value, bool) or not re.fullmatch(r"-?\d+", str(value)):
-        raise InputError("bad-budget", f"the budget must be a whole number, not {value!r}", where="budget", hint=hint)
-    budget = int(value)
-    if not BUDGET_MIN <= budget <= BUDGET_MAX:
-        raise InputError(
-            "bad-budget",
-            f"budget {budget} is not within {BUDGET_MIN} to {BUDGET_MAX}",
-            where="budget",
-            hint="use the algorithm none for plain decoding" if budget == 0 else hint,
-        )
-    return budget
+    if settings.budget is None:
+        raise InputError("budget-missing", "ddtree needs a budget", where="budget", hint=BUDGET_HINT)
+    try:
+        return parse_budget(settings.budget)
+    except InputError as error:
+        raise InputError(error.id, error.message, where="budget", hint=error.hint) from None
 
 
 def _model_path(value: str, what: str) -> str:

@@ -17,7 +17,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Type, TypeVar
+from typing import Any, Dict, List, Optional, Type, TypeVar, Union
 
 from ddtree_deploy import codec
 from ddtree_deploy.errors import InputError
@@ -25,7 +25,6 @@ from ddtree_deploy.errors import InputError
 T = TypeVar("T")
 ALGORITHMS = ("ddtree", "dflash", "none")
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}\Z")
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 API_KEY = "DDTREE_API_KEY"
 ADMIN_API_KEY = "DDTREE_ADMIN_API_KEY"
 
@@ -45,7 +44,7 @@ class ServiceSpec:
     port: int
     nccl_port: int
     draft: Optional[str] = None
-    budget: Optional[int] = None
+    budget: Optional[Union[int, str]] = None  # nodes, or auto
     gpu_index: Optional[int] = None  # at the time of launch, PCI bus order
     gpu_uuid: Optional[str] = None
     listen: str = "127.0.0.1"

@@ -293,14 +293,14 @@ class TestGpus:
 
 
 LAUNCH: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
-    "budget -1": (("--budget", "-1"), "bad-budget", ("-1", "1 to 511")),
-    "budget 0": (("--budget", "0"), "bad-budget", ("budget 0", "none for plain decoding")),
-    "budget 100000": (("--budget", "100000"), "bad-budget", ("100000", "1 to 511")),
-    "budget just above": (("--budget", "512"), "bad-budget", ("512",)),
-    "budget in words": (("--budget", "abc"), "bad-budget", ("'abc'", "whole number")),
-    "budget broken": (("--budget", "1.5"), "bad-budget", ("'1.5'",)),
-    "budget empty": (("--budget", ""), "bad-budget", ("''",)),
-    "budget not measured": (("--budget", "auto"), "budget-auto", ("no measurement",)),
+    "budget -1": (("--budget", "-1"), "budget-out-of-range", ("-1", "1 to 511")),
+    "budget 0": (("--budget", "0"), "budget-out-of-range", ("budget 0", "none for plain decoding")),
+    "budget 100000": (("--budget", "100000"), "budget-out-of-range", ("100000", "1 to 511")),
+    "budget just above": (("--budget", "512"), "budget-out-of-range", ("512",)),
+    "budget in words": (("--budget", "abc"), "budget-invalid", ("'abc'", "whole number")),
+    "budget broken": (("--budget", "1.5"), "budget-invalid", ("'1.5'",)),
+    "budget empty": (("--budget", ""), "budget-invalid", ("''",)),
+    "budget auto on a CPU": (("--budget", "auto"), "budget-auto", ("CUDA graphs", "for example 31")),
     "model missing": (("--model", "/nonexistent/model"), "model-missing", ("/nonexistent/model",)),
     "model empty": (("--model", ""), "model-missing", ()),
     "model is no model": (("--model", "/usr"), "model-incomplete", ("config.json",)),

@@ -18,5 +18,6 @@ def test_all_errors_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "where: " + str(path) + ":2:3" in shown
     assert "did you mean 'budget'?" in shown
     for number in range(9):
-        assert f"also: {path}:{4 + number}:16: hosts.h{number}.budget: expected 1 to 511 or auto, found 0" in shown
+        place = f"{path}:{4 + number}:16"
+        assert f"also: {place}: hosts.h{number}.budget: budget 0 is out of range (1 to 511, or auto)" in shown
     assert "also: 3 more" in shown

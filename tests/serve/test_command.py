@@ -32,6 +32,10 @@ def spec(**changes: Any) -> ServiceSpec:
             [*PLACE, "--speculative-algorithm", "DDTREE", *DRAFT, "--speculative-ddtree-budget", "31"],
         ),
         (
+            {"algorithm": "ddtree", "draft": "/d", "budget": "auto"},
+            [*PLACE, "--speculative-algorithm", "DDTREE", *DRAFT, "--speculative-ddtree-budget", "auto"],
+        ),
+        (
             {"algorithm": "dflash", "draft": "/d"},
             [*PLACE, "--speculative-algorithm", "DFLASH", *DRAFT],
         ),

@@ -147,7 +147,8 @@ def test_a_process_that_stays_on_the_gpu_is_an_error(host: Host, cards: Cards, m
     (host.release / ".ddtree" / "release.json").write_text(json.dumps({"abi_tag": "cu130"}))
     monkeypatch.setattr("ddtree_deploy.serve.stop._DRIVER_GRACE_S", 0.1)
     cards.show("GPU-a")
-    (service,) = host.launch()["services"]
+    (service,) = host.launch(budget="auto")["services"]
+    assert (service["state"], service["budget"]) == ("ready", "auto")
     cards.show("GPU-a", pids=[service["pid"]])
     with pytest.raises(StepError) as caught:
         host.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,20 @@ import pytest
 from served_host import Host
 
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.serve.settings import base_spec, is_loopback, read_settings
+from ddtree_deploy.serve.settings import base_spec, check_auto_budget, is_loopback, read_settings
 from ddtree_deploy.serve.spec import API_KEY
 
 
 @pytest.mark.parametrize(
     ("changes", "id"),
     [
-        ({"budget": -1}, "bad-budget"),
-        ({"budget": 0}, "bad-budget"),
-        ({"budget": 100000}, "bad-budget"),
-        ({"budget": "7.5"}, "bad-budget"),
-        ({"budget": True}, "bad-budget"),
+        ({"budget": -1}, "budget-out-of-range"),
+        ({"budget": 0}, "budget-out-of-range"),
+        ({"budget": 100000}, "budget-out-of-range"),
+        ({"budget": "7.5"}, "budget-invalid"),
+        ({"budget": True}, "budget-invalid"),
         ({"budget": None}, "budget-missing"),
-        ({"budget": "auto"}, "budget-auto"),
+        ({"budget": "auto"}, "budget-auto"),  # a CPU service
         ({"algorithm": "eagle"}, "bad-algorithm"),
         ({"model": ""}, "model-missing"),
         ({"model": "/nowhere/model"}, "model-missing"),
@@ -84,6 +85,19 @@ def test_what_a_spec_holds(host: Host) -> None:
     assert spec.budget == 31
     assert spec.secret_names == [API_KEY, "HF_TOKEN"]
     assert "kkkk" not in repr(spec)
+
+
+def test_a_measured_budget_is_for_gpus_with_cuda_graphs(host: Host) -> None:
+    spec = base_spec(read_settings(host.params(budget="auto")), host.release)
+    assert spec.budget == "auto"
+    check_auto_budget(spec, False, ["--mem-fraction-static", "0.8"])
+    for on_cpu, arguments, why in ((True, [], "CPU"), (False, ["--disable-cuda-graph"], "--disable-cuda-graph")):
+        with pytest.raises(InputError) as caught:
+            check_auto_budget(spec, on_cpu, arguments)
+        assert (caught.value.id, int(caught.value.exit_code)) == ("budget-auto", 3)
+        assert "CUDA graphs" in caught.value.message and why in caught.value.message
+        assert "31" in str(caught.value.hint)
+        check_auto_budget(dataclasses.replace(spec, budget=31), on_cpu, arguments)
 
 
 def test_plain_decoding_needs_neither_draft_nor_budget(host: Host) -> None:
