@@ -10,12 +10,8 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import signal
 from pathlib import Path
 from typing import Any, Dict, List
-
-# A test kills the process right after the n-th line it writes: as hard a crash as there is, at a known place.
-_KILL_AFTER = "DDTREE_TEST_KILL_AFTER_JOURNAL_LINE"
 
 
 def utc_now() -> str:
@@ -30,8 +26,6 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.run = f"{utc_now()}-{os.getpid()}"
-        self._lines = 0
-        self._kill_after = int(os.environ.get(_KILL_AFTER, "0"))
 
     def append(self, event: str, **fields: Any) -> None:
         """Write one line and fsync it. Values must be plain JSON; ``fields`` never hold secrets."""
@@ -46,9 +40,6 @@ class Journal:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        self._lines += 1
-        if self._lines == self._kill_after:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def read_journal(path: Path) -> List[Dict[str, Any]]:

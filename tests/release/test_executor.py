@@ -1,12 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -199,86 +193,3 @@ def test_interrupt_anywhere_cleans_up(root: Path, base: Path, wheels: Dict[str, 
     assert [entry["interrupted"] for entry in read_journal(root / "journal.jsonl") if entry["event"] == "fail"] == [
         True
     ]
-
-
-def test_same_plan_again_after_a_kill_between_name_and_switch(
-    root: Path, base: Path, wheels: Dict[str, Path], tmp_path: Path
-) -> None:
-    arguments = params(root, base, wheels, "test-1", "a" * 64)
-    journal_lines = _kill_after_event(root, arguments, tmp_path, "activating")
-    assert journal_lines[-1]["event"] == "activating"
-    assert current_release(Layout(root)) is None
-    result = apply_plan(arguments, silent)
-    assert [action["step"] for action in result["actions"]] == ["activate"]
-    assert "previous-run-interrupted" in [note["id"] for note in result["notes"]]
-    assert verify(root) == "test-1"
-
-
-def test_killed_at_every_journal_line(root: Path, base: Path, wheels: Dict[str, Path], tmp_path: Path) -> None:
-    apply_plan(params(root, base, wheels, "test-0", "0" * 64), silent)
-    before = venvs.tree_state(base)
-    lines_of_a_run = _lines(root)
-    assert lines_of_a_run >= 10
-    for number in range(1, lines_of_a_run + 1):
-        release_id, digest = f"test-{number}", f"{number:064x}"
-        arguments = params(root, base, wheels, release_id, digest)
-        status = _child(arguments, tmp_path, DDTREE_TEST_KILL_AFTER_JOURNAL_LINE=str(number))
-        assert status == -signal.SIGKILL, number
-        verify(root)  # whatever the moment, current works
-        result = apply_plan(arguments, silent)
-        assert result["current"] == release_id
-        assert verify(root) == release_id
-        assert clean(root)
-    assert venvs.tree_state(base) == before
-
-
-def test_killed_at_random_moments(root: Path, base: Path, wheels: Dict[str, Path], tmp_path: Path) -> None:
-    began = time.monotonic()
-    apply_plan(params(root, base, wheels, "test-0", "0" * 64), silent)
-    usual = time.monotonic() - began
-    before = venvs.tree_state(base)
-    moments = random.Random(7)
-    for number in range(1, 13):
-        arguments = params(root, base, wheels, f"test-{number}", f"{number:064x}")
-        if number % 3 == 0:  # half of the runs find their packages staged, so the moments fall into other steps
-            subprocess.run(["rm", "-rf", str(root / "cache" / "staging")], check=True)
-        process = _start(arguments, tmp_path)
-        time.sleep(moments.uniform(0.05, usual + 0.2))
-        process.kill()
-        process.wait()
-        verify(root)
-        if number % 2 == 0:
-            apply_plan(arguments, silent)
-            assert verify(root) == f"test-{number}"
-            assert clean(root)
-    assert venvs.tree_state(base) == before
-
-
-def _lines(root: Path) -> int:
-    return len(read_journal(root / "journal.jsonl"))
-
-
-def _start(arguments: Dict[str, Any], folder: Path, **environment: str) -> subprocess.Popen[bytes]:
-    file = folder / "params.json"
-    file.write_text(json.dumps(arguments))
-    return subprocess.Popen(
-        [sys.executable, "-c", RUN, str(file)],
-        env={**os.environ, **environment},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-
-
-def _child(arguments: Dict[str, Any], folder: Path, **environment: str) -> int:
-    return _start(arguments, folder, **environment).wait()
-
-
-def _kill_after_event(root: Path, arguments: Dict[str, Any], folder: Path, event: str) -> List[Dict[str, Any]]:
-    """Run the plan in a child that is killed right after it wrote the first journal line ``event``."""
-    for number in range(1, 30):
-        subprocess.run(["rm", "-rf", str(root)], check=True)
-        _child(arguments, folder, DDTREE_TEST_KILL_AFTER_JOURNAL_LINE=str(number))
-        entries = read_journal(root / "journal.jsonl")
-        if entries and entries[-1]["event"] == event:
-            return entries
-    raise AssertionError(f"no journal line {event}")

@@ -13,6 +13,13 @@ def test_paths() -> None:
     assert str(layout.blob("00")) == "/opt/ddtree/cache/blobs/00"
 
 
+def test_the_users_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert str(Layout("~/ddtree").root) == "/home/ada/ddtree"
+    with pytest.raises(InputError):
+        Layout("~no-such-user/ddtree")
+
+
 @pytest.mark.parametrize(
     "root", ["", "relative", "/", "/opt/../etc", "/opt/a:b", "/opt/a'b", "/opt/$HOME", "/a\nb", "/a`b"]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import difflib
 import hashlib
 import shutil
 import stat
@@ -13,11 +14,14 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from ddtree_deploy.codec import to_dict
-from ddtree_deploy.patching.model import PatchSet
+from ddtree_deploy.patching.model import FilePatch, NewFile, PatchSet
 from ddtree_deploy.plan.model import Action, Plan, Precondition
 
 UV = shutil.which("uv") or str(Path(sys.executable).parent / "uv")
 SITE = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+
+ENGINE = "VERSION = '1.0'\n\ndef main():\n    print('engine', VERSION, __file__)\n"
+PATCHED = ENGINE.replace("'1.0'", "'1.0-tree'")
 
 State = Dict[str, Tuple[str, int, int, Optional[str], str]]
 
@@ -81,7 +85,7 @@ def demo_wheels(folder: Path) -> Dict[str, Path]:
             folder,
             "engine",
             "1.0",
-            {"engine/__init__.py": "VERSION = '1.0'\n\ndef main():\n    print('engine', VERSION, __file__)\n"},
+            {"engine/__init__.py": ENGINE},
             scripts={"engine": "engine:main"},
         ),
         "lib-1": make_wheel(folder, "some-lib", "1.0", {"some_lib/__init__.py": "VALUE = 1\n", "some_lib/old.py": ""}),
@@ -95,6 +99,20 @@ def demo_wheels(folder: Path) -> Dict[str, Path]:
         ),
         "extra": make_wheel(folder, "extra", "1.0", {"extra.py": "EXTRA = True\n"}),
     }
+
+
+def patch_set(before: str = ENGINE) -> PatchSet:
+    """Changes one file of the tests' engine and adds one; ``before`` is what it takes the file to be."""
+    lines = difflib.unified_diff(
+        before.splitlines(True), PATCHED.splitlines(True), "a/engine/__init__.py", "b/engine/__init__.py"
+    )
+    patch = FilePatch("engine/__init__.py", "".join(lines), digest(before), digest(PATCHED), "0001-engine.patch")
+    new = NewFile("engine/tree.py", "TREE = True\n", digest("TREE = True\n"))
+    return PatchSet("engine-1.0", "engine", "1.0", [patch], [new], "p" * 64)
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def tree_state(folder: Path) -> State:
