@@ -16,7 +16,7 @@ import pytest
 from agent_process import AgentProcess
 
 from ddtree_deploy.agent import bundle
-from ddtree_deploy.agent.operations import OPERATIONS, find
+from ddtree_deploy.agent.operations import OPERATIONS, STREAMS, find, find_stream
 
 ALLOWED = {"elftools", "packaging"}
 
@@ -68,15 +68,16 @@ def test_licences_travel_with_the_libraries() -> None:
 
 def test_every_operations_module_is_in_it() -> None:
     names = set(members())
-    missing = [
-        target for target in OPERATIONS.values() if target.partition(":")[0].replace(".", "/") + ".py" not in names
-    ]
-    assert missing == []
+    targets = [*OPERATIONS.values(), *STREAMS.values()]
+    assert STREAMS and not OPERATIONS.keys() & STREAMS.keys()
+    assert [target for target in targets if target.partition(":")[0].replace(".", "/") + ".py" not in names] == []
 
 
 def test_every_operation_is_there() -> None:
     for op in OPERATIONS:
         assert callable(find(op))
+    for op in STREAMS:
+        assert callable(find_stream(op))
 
 
 def imports(tree: ast.AST, step: bool = False) -> list[tuple[int, str]]:
@@ -134,6 +135,75 @@ def test_agent_safe_modules_import_only_what_the_host_has() -> None:
 )
 def test_the_import_rule_can_fail(source: str) -> None:
     assert not all(is_allowed(name) for _, name in imports(ast.parse(f"def f():\n    {source}\n")))
+
+
+def newer_than_3_9(source: str) -> list[str]:
+    """What in ``source`` Python 3.9 cannot parse or cannot run, as far as it can be told without Python 3.9."""
+    try:
+        tree = ast.parse(source, feature_version=(3, 9))
+    except SyntaxError as error:
+        return [f"{error.lineno}: {error.msg}"]
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Match):  # feature_version lets some of it through
+            found.append(f"{node.lineno}: match")
+        if isinstance(node, ast.ClassDef):  # annotations of fields are evaluated by the codec
+            fields = [part for part in node.body if isinstance(part, ast.AnnAssign)]
+            found += [f"{part.lineno}: X | None" for part in fields if is_union(part.annotation)]
+        if isinstance(node, ast.Call):
+            name, given = ast.unparse(node.func), {keyword.arg for keyword in node.keywords}
+            if name == "zip" and "strict" in given:
+                found.append(f"{node.lineno}: zip(strict=)")
+            if name.split(".")[-1] == "dataclass" and given & {"slots", "kw_only"}:
+                found.append(f"{node.lineno}: dataclass(slots=, kw_only=)")
+    return found + [
+        f"{line}: {name}" for line, name in imports(tree) if name.split(".")[0] == "tomllib" or name in NEWER_NAMES
+    ]
+
+
+NEWER_NAMES = {
+    "datetime.UTC",
+    "enum.StrEnum",
+    "itertools.pairwise",
+    *(f"typing.{name}" for name in ("Self", "ParamSpec", "TypeAlias", "assert_never", "NotRequired", "override")),
+}
+
+
+def is_union(annotation: ast.AST) -> bool:
+    """Whether ``X | Y`` is in it, quoted parts too."""
+    for node in ast.walk(annotation):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            return True
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "|" in node.value:
+            return True
+    return False
+
+
+def test_agent_safe_modules_are_python_3_9() -> None:
+    """Where there is a Python 3.9, the tests below run them in it."""
+    broken = []
+    for relative, path in bundle.agent_files():
+        if path.suffix == ".py":
+            broken += [f"ddtree_deploy/{relative}:{what}" for what in newer_than_3_9(path.read_text("utf-8"))]
+    assert broken == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "match x:\n    case 1: pass",
+        "try: pass\nexcept* OSError: pass",
+        "def f[T](x: T) -> T: return x",
+        "class A:\n    x: int | None = None",
+        "class A:\n    x: 'list[int | None]'",
+        "for a, b in zip(x, y, strict=True): pass",
+        "@dataclass(slots=True)\nclass A: pass",
+        "import tomllib",
+        "from typing import Self",
+    ],
+)
+def test_the_rule_of_python_3_9_can_fail(source: str) -> None:
+    assert newer_than_3_9(source) != []
 
 
 IMPORT_ALL = """

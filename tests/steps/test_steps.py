@@ -2,44 +2,31 @@
 
 from __future__ import annotations
 
-import difflib
-import hashlib
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 import pytest
 import venvs
+from venvs import ENGINE, PATCHED, digest, patch_set
 
 from ddtree_deploy import steps
 from ddtree_deploy.agent.protocol import silent
 from ddtree_deploy.codec import from_dict, to_dict
 from ddtree_deploy.errors import DriftError, InputError, StepError
 from ddtree_deploy.facts.model import Disk, HostFacts, Package, Venv
-from ddtree_deploy.patching.model import FilePatch, NewFile, PatchSet
 from ddtree_deploy.plan.draft import PlanDraft
 from ddtree_deploy.plan.inputs import PlanInputs, PlanSettings, Playbook, PlaybookStep, Tool, WheelInfo
-from ddtree_deploy.plan.model import Action, FileChange, PackageChange
+from ddtree_deploy.plan.model import Action, FileChange, PackageChange, Precondition
 from ddtree_deploy.profiles.model import ExtraFile, LockedPackage, Profile, Source
+from ddtree_deploy.release.clone import Copier
 from ddtree_deploy.release.executor import apply_plan
 from ddtree_deploy.release.model import ReleaseRecord
 
-BEFORE = "VERSION = '1.0'\n\ndef main():\n    print('engine', VERSION, __file__)\n"
-AFTER = BEFORE.replace("'1.0'", "'1.0-tree'")
-
-
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def patch_set(before: str = BEFORE) -> PatchSet:
-    lines = difflib.unified_diff(
-        before.splitlines(True), AFTER.splitlines(True), "a/engine/__init__.py", "b/engine/__init__.py"
-    )
-    patch = FilePatch("engine/__init__.py", "".join(lines), digest(before), digest(AFTER), "0001-engine.patch")
-    new = NewFile("engine/tree.py", "TREE = True\n", digest("TREE = True\n"))
-    return PatchSet("engine-1.0", "engine", "1.0", [patch], [new], "p" * 64)
+VERSIONS = ("2.9.1", "2.11.0")
+DOCS = Path(__file__).parents[2] / "docs" / "releases.md"
 
 
 def run(root: Path, base: Path, *actions: Action, release_id: str = "test-1") -> Dict[str, Any]:
@@ -63,7 +50,7 @@ def test_patch_leaves_base_alone_and_records_what_it_did(root: Path, base: Path)
     assert out.stdout == "1.0-tree True\n"
     assert result["actions"][1]["result"]["changed"] == ["engine/__init__.py", "engine/tree.py"]
     record = (release / venvs.SITE / "engine-1.0.dist-info" / "RECORD").read_text()
-    assert f"engine/__init__.py,{venvs.record_hash(AFTER.encode())},{len(AFTER)}" in record
+    assert f"engine/__init__.py,{venvs.record_hash(PATCHED.encode())},{len(PATCHED)}" in record
     assert f"engine/tree.py,{venvs.record_hash(b'TREE = True' + bytes([10]))},12" in record
     assert (release / venvs.SITE / "engine" / "__init__.py").stat().st_nlink == 1
 
@@ -71,7 +58,7 @@ def test_patch_leaves_base_alone_and_records_what_it_did(root: Path, base: Path)
 def test_patch_of_an_edited_engine_fails_and_activates_nothing(root: Path, base: Path) -> None:
     file = base / venvs.SITE / "engine" / "__init__.py"
     file.unlink()
-    file.write_text(BEFORE + "# edited\n")
+    file.write_text(ENGINE + "# edited\n")
     with pytest.raises(StepError) as caught:
         run(root, base, venvs.patch_action(patch_set()))
     assert caught.value.id == "file-edited"
@@ -221,7 +208,7 @@ def draft(root: Path, base: Path, **changes: Any) -> PlanDraft:
             PackageChange("remove", "old-lib", "two names for one thing", "1.0"),
         ],
         "files": [
-            FileChange("patch", "engine/__init__.py", digest(BEFORE), digest(AFTER), "the diff"),
+            FileChange("patch", "engine/__init__.py", digest(ENGINE), digest(PATCHED), "the diff"),
             FileChange("shim", "{site}/shim.py", None, "5" * 64),
         ],
     }
@@ -312,15 +299,63 @@ def test_plan_of_patch_without_a_patch_set(tmp_path: Path) -> None:
     assert steps.load("patch").plan(inputs(root, base, patch_set=None), draft(root, base)) == []
 
 
-def test_drift_of_the_base_names_the_package(root: Path, base: Path, wheels: Dict[str, Path]) -> None:
+def planned_from(root: Path, base: Path) -> Dict[str, Any]:
+    """A plan made from what the base venv is now."""
     from ddtree_deploy.facts.venv import probe_venv
 
-    venv = probe_venv(str(base))
-    given = inputs(root, base, facts=facts(root, base, base=venv))
+    given = inputs(root, base, facts=facts(root, base, base=probe_venv(str(base))))
     (action,) = steps.load("clone").plan(given, draft(root, base))
-    plan = venvs.make_plan(root, base, "engine-1.0-cpu-1", [action, venvs.activate_action()])
+    return venvs.make_plan(root, base, "engine-1.0-cpu-1", [action, venvs.activate_action()])
+
+
+def test_drift_of_the_base_names_the_package(root: Path, base: Path, wheels: Dict[str, Path]) -> None:
+    plan = planned_from(root, base)
     venvs.install(base, wheels["extra"])
     with pytest.raises(DriftError, match=r"extra \(absent\) -> 1\.0"):
         apply_plan({"plan": plan}, silent)
     venvs.run([venvs.UV, "pip", "uninstall", "--python", base / "bin" / "python", "extra"])
     assert apply_plan({"plan": plan}, silent)["current"] == "engine-1.0-cpu-1"
+
+
+def test_drift_of_a_version_says_from_what_to_what(root: Path, base: Path, tmp_path: Path) -> None:
+    """The message that docs/releases.md quotes."""
+    torch = {version: venvs.make_wheel(tmp_path / "w", "torch", version, {"torch.py": ""}) for version in VERSIONS}
+    venvs.install(base, torch["2.9.1"])
+    run(root, base)  # an active release, which must stay
+    plan = planned_from(root, base)
+    venvs.install(base, torch["2.11.0"])
+    with pytest.raises(DriftError) as caught:
+        apply_plan({"plan": plan}, silent)
+    error = caught.value
+    assert (error.id, error.exit_code, error.where) == ("host-changed", 5, str(base))
+    assert error.message == f"the venv {base} changed since the plan was made: torch 2.9.1 -> 2.11.0"
+    assert error.message.replace(str(base), "/opt/venv") in DOCS.read_text("utf-8")
+    assert error.hint is not None and "plan" in error.hint
+    assert (root / "current").resolve().name == "test-1"
+    assert [path.name for path in (root / "releases").iterdir()] == ["test-1"]
+
+
+def test_drift_while_the_base_is_cloned(root: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installer removes a file between its listing and its reading."""
+    place = Copier.place
+
+    def late(copier: Copier, source: str, target: str, info: os.stat_result) -> Any:
+        if source.endswith("engine/__init__.py"):
+            Path(source).unlink()
+        return place(copier, source, target, info)
+
+    plan = planned_from(root, base)
+    monkeypatch.setattr(Copier, "place", late)
+    with pytest.raises(DriftError, match="engine/__init__.py vanished") as caught:
+        apply_plan({"plan": plan}, silent)
+    assert (caught.value.id, caught.value.exit_code) == ("base-changed", 5)
+    assert not (root / "current").is_symlink()
+    assert list((root / "releases").iterdir()) == []
+
+
+def test_a_precondition_of_a_newer_version(root: Path, base: Path) -> None:
+    clone = venvs.clone_action(base, "test-1", "d" * 64, [Precondition("moon-phase", {})])
+    with pytest.raises(StepError, match="moon-phase") as caught:
+        apply_plan({"plan": venvs.make_plan(root, base, "test-1", [clone])}, silent)
+    assert caught.value.id == "unknown-precondition"
+    assert list((root / "releases").iterdir()) == []
