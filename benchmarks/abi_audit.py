@@ -1,10 +1,12 @@
 """How long the audit of an environment takes, cold and warm, beside ``ldd -r`` over the same shared objects.
 
-    python benchmarks/abi_audit.py /opt/venv [--drop-caches] [--wheel FILE.whl]
+    python benchmarks/abi_audit.py /opt/venv [--drop-caches] [--capability 9.0] [--wheel FILE.whl]
 
 Each audit runs in a process of its own, as on a host. ``--drop-caches`` (root) empties the page cache before the cold
-run; ``--wheel`` also times ``auditwheel show`` on a wheel, where auditwheel is on the PATH. ``ldd -r`` runs the dynamic
-loader on every file, in a fresh process each, and knows neither torch's preloads nor anything but linking.
+run; ``--capability`` audits for a GPU of that compute capability, which reads the architectures of all GPU code, also
+where there is no such GPU; ``--wheel`` also times ``auditwheel show`` on a wheel, where auditwheel is on the PATH.
+``ldd -r`` runs the dynamic loader on every file, in a fresh process each, and knows neither torch's preloads nor
+anything but linking.
 """
 
 from __future__ import annotations
@@ -21,9 +23,12 @@ from pathlib import Path
 
 _AUDIT = """
 import json, resource, sys, time
+from dataclasses import replace
 start = time.monotonic()
 from ddtree_deploy.abi.audit import audit_environment
-report = audit_environment(sys.argv[1], cache_dir=sys.argv[2])
+from ddtree_deploy.abi.host import probe_host
+host = replace(probe_host(), compute_capabilities=sys.argv[3:]) if sys.argv[3:] else None
+report = audit_environment(sys.argv[1], host, cache_dir=sys.argv[2])
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 cpu = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
 print(json.dumps({"seconds": time.monotonic() - start, "cpu": cpu, "mib": peak, "counts": report.counts,
@@ -31,8 +36,9 @@ print(json.dumps({"seconds": time.monotonic() - start, "cpu": cpu, "mib": peak, 
 """
 
 
-def audit(venv: str, cache: str) -> dict[str, object]:
-    done = subprocess.run([sys.executable, "-c", _AUDIT, venv, cache], capture_output=True, text=True, check=True)
+def audit(venv: str, cache: str, capability: str | None) -> dict[str, object]:
+    command = [sys.executable, "-c", _AUDIT, venv, cache, *([capability] if capability else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     return dict(json.loads(done.stdout))
 
 
@@ -58,13 +64,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("venv")
     parser.add_argument("--drop-caches", action="store_true")
+    parser.add_argument("--capability", metavar="X.Y")
     parser.add_argument("--wheel")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as cache:
         for name in ("cold" if arguments.drop_caches else "first", "warm", "warm"):
             if name == "cold":
                 drop_caches()
-            found = audit(arguments.venv, cache)
+            found = audit(arguments.venv, cache, arguments.capability)
             print(
                 f"abi, {name:5}  {found['seconds']:6.2f} s  {found['cpu']:6.2f} s CPU  {found['mib']:6.0f} MiB   "
                 f"{found['files']} files, {found['objects']} shared objects, {found['packages']} packages, "
