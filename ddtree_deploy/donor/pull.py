@@ -7,7 +7,6 @@ there. A host that answers and is not the donor is not taken for it, and every f
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 import subprocess
@@ -39,7 +38,7 @@ def op_pull(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     Returns {staging, site, names, bytes: how many were sent}. Raises StepError ``donor-unreachable`` where the
     way is closed (nothing was sent), ``transfer-interrupted`` where it broke, and what ``donor.receive`` raises.
     """
-    layout = Layout(os.path.expanduser(str(params["root"])))
+    layout = Layout(str(params["root"]))
     manifest = parse_manifest(params["manifest"])
     sent = 0
     with Lock(layout.lock, "bring packages of a donor"):

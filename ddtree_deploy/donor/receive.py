@@ -31,7 +31,7 @@ def stream_receive(
     Raises LockedError, DriftError ``donor-changed``, StepError ``donor-damaged``, ``transfer-interrupted``,
     ``no-space``. What has arrived by then stays for the next run.
     """
-    layout = Layout(os.path.expanduser(str(params["root"])))
+    layout = Layout(str(params["root"]))
     with Lock(layout.lock, "bring packages of a donor"):
         return receive(layout, str(params["digest"]), requests, progress)
 

@@ -93,7 +93,7 @@ def op_want(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     sent, from which offset. ``ready``: the tree is there, nothing is to be sent. Raises StepError ``bad-manifest``,
     ``no-space``, ``root-not-writable``.
     """
-    layout = Layout(os.path.expanduser(str(params["root"])))
+    layout = Layout(str(params["root"]))
     manifest = parse_manifest(params["manifest"])
     hashes = HashCache(str(layout.hashes))
     try:

@@ -16,7 +16,7 @@ from ddtree_deploy.units import human_bytes
 
 _ROUNDS = 3
 # Ends of the direct way after which the other way is tried: it goes on where the first one was.
-_OTHER_WAY = ("donor-unreachable", "transfer-interrupted", "agent-unknown-op")
+_OTHER_WAY = ("donor-unreachable", "transfer-interrupted")
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def _read(site: Path, info: Path) -> Optional[Distribution]:
 def _of_bare(site: Path, bare: Bare) -> Distribution:
     objects = _objects_below(site, bare.entries)
     tag = _abi_tag(site, bare.name, bare.version, [], objects, bare.entries)
-    if bare.name == NVIDIA and bare.version.isdigit():
+    if bare.name == NVIDIA and bare.version != "0":
         tag = "cu" + bare.version
     package = Package(
         bare.name,

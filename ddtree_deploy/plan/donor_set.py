@@ -86,7 +86,10 @@ class _Closure:
 
     def run(self) -> dict[str, str]:
         self.take(bound.TORCH, "torch comes from the donor")
-        self.take(NVIDIA, "CUDA's libraries, copied without metadata: moves with torch")
+        libraries = self.donor.get(NVIDIA)
+        major = bound.cuda_major(installed_tag(self.donor[bound.TORCH]))
+        if libraries is not None and bound.cuda_major(libraries.abi_tag) in (None, major):
+            self.take(NVIDIA, "CUDA's libraries, copied without metadata: moves with torch")
         for package in self.base.values():
             self._take_bound(package)
         self._take_engine()

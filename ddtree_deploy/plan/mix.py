@@ -25,7 +25,7 @@ def preview_params(plan: Plan) -> dict[str, Any] | None:
     take = [package["name"] for package in overlay.params["install"]]
     if source["kind"] != "donor" or source.get("host") or not take or overlay.params.get("rest"):
         return None  # files that are elsewhere, or still to be fetched
-    if source.get("without_record") or overlay.params.get("rest"):  # the overlay first makes of them what can be read
+    if source.get("without_record"):  # the overlay first makes of them what can be read
         return None
     return {
         "root": plan.root,

@@ -45,7 +45,8 @@ _ASSIGNED = re.compile(r"^__version__\s*(?::[^=\n]*)?=\s*['\"]([^'\"]+)['\"]", r
 
 @dataclass(frozen=True)
 class Bare:
-    """``entries``: its folders, relative to site-packages (``torch``, ``nvidia/cudnn``)."""
+    """``entries``: its folders, relative to site-packages (``torch``, ``nvidia/cudnn``). The version of NVIDIA's
+    libraries is their CUDA major, 0 where that cannot be told."""
 
     name: str  # normalized
     version: str
@@ -121,7 +122,7 @@ def _nvidia(site: str, claimed: Set[str]) -> Optional[Bare]:
             majors |= {int(name[2:])} if _TOOLKIT_FOLDER.match(name) else set()
     if not entries:
         return None
-    return Bare(NVIDIA, str(majors.pop()) if len(majors) == 1 else "unknown", entries)
+    return Bare(NVIDIA, str(majors.pop()) if len(majors) == 1 else "0", entries)
 
 
 def _name(name: str, version: str) -> str:

@@ -204,6 +204,8 @@ def test_copied_libraries_without_metadata_stand_for_all_of_them() -> None:
     found = reasons(planned(CU12, donor))
     assert found["nvidia"] == "add: CUDA major changes cu128 -> cu130"
     assert found["nvidia-nccl-cu12"].startswith("remove: for CUDA 12")
+    leftovers = replace(bare, version="12", abi_tag="cu12")
+    assert "nvidia" not in reasons(planned(CU12, [*CU13, leftovers]))
 
 
 def test_donors_that_are_none() -> None:
