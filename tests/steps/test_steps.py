@@ -346,7 +346,7 @@ def test_drift_while_the_base_is_cloned(root: Path, base: Path, monkeypatch: pyt
 
     plan = planned_from(root, base)
     monkeypatch.setattr(Copier, "place", late)
-    with pytest.raises(DriftError, match="engine/__init__.py vanished") as caught:
+    with pytest.raises(DriftError, match=r"engine/__init__\.py vanished") as caught:
         apply_plan({"plan": plan}, silent)
     assert (caught.value.id, caught.value.exit_code) == ("base-changed", 5)
     assert not (root / "current").is_symlink()
