@@ -9,7 +9,7 @@ from typing import Any
 from ddtree_deploy.agent.protocol import ProgressSink, silent
 from ddtree_deploy.codec import to_dict
 from ddtree_deploy.donor.transfer import action_to_bring_for, bring, way_to
-from ddtree_deploy.errors import DeployError, ExitCode, InputError, StepError
+from ddtree_deploy.errors import DeployError, ExitCode, InputError, ProblemsError, StepError
 from ddtree_deploy.facts.model import HostFacts
 from ddtree_deploy.fleet import HostResult, worst
 from ddtree_deploy.inventory.load import Inventory
@@ -28,13 +28,19 @@ def plan_exit_code(plan: Plan) -> int:
     return int(ExitCode.CHANGES if plan.pending else ExitCode.OK)
 
 
-def plan_error(plan: Plan) -> InputError | None:
-    """The plan's errors as one error: the first in full, the others in ``details``."""
+def plan_error(plan: Plan) -> DeployError | None:
+    """The plan's errors as one: the first with the plan's exit code in full, all in ``details``.
+
+    A ProblemsError where all that was found is that the packages would not fit together, else an InputError.
+    """
     if not plan.errors:
         return None
-    first, *others = plan.errors
-    message = first.message + (f" (and {len(others)} more)" if others else "")
-    error = InputError(first.id, message, where=plan.host, hint=first.hint)
+    code = plan_exit_code(plan)
+    first = next(problem for problem in plan.errors if problem.exit_code == code)
+    others = len(plan.errors) - 1
+    message = first.message + (f" (and {others} more)" if others else "")
+    kind = ProblemsError if code == ExitCode.PROBLEMS else InputError
+    error = kind(first.id, message, where=plan.host, hint=first.hint)
     error.details = {"problems": [to_dict(problem) for problem in plan.errors]}
     return error
 

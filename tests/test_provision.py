@@ -17,8 +17,9 @@ from ddtree_deploy.facts.model import Disk, HostFacts, ReleaseInfo, Venv
 from ddtree_deploy.inventory.load import load_inventory
 from ddtree_deploy.inventory.settings import HostSettings
 from ddtree_deploy.plan.gather import Choices, Prepared, prepare
-from ddtree_deploy.plan.model import Plan
-from ddtree_deploy.provision import find_blobs, plan_error, provision_host
+from ddtree_deploy.plan.mix import with_findings
+from ddtree_deploy.plan.model import Plan, Problem
+from ddtree_deploy.provision import find_blobs, plan_error, planned, provision_host
 from ddtree_deploy.sessions import Connector, Session
 
 INVENTORY = """\
@@ -175,6 +176,20 @@ def test_plan_error_is_none_without_errors(target: Prepared) -> None:
     host = RecordedHost(facts=answer_facts)
     plan: Plan = provision_host(target, Connector(open_session=host.open), None, dry_run=True).value
     assert plan_error(plan) is None
+
+
+def test_a_mix_that_would_fail_is_a_problem_found_not_bad_input() -> None:
+    plan = Plan("target", "/srv/ddtree", "/srv/venv", "p", "p-1", "1")
+    finding = {"id": "undefined-torch-symbol", "severity": "error", "message": "x.so lacks y", "fix": "move both"}
+    result = planned(with_findings(plan, {"findings": [finding, {**finding, "message": "z.so lacks y"}]}))
+    document = result.document()
+    assert result.exit_code == document["exit_code"] == document["error"]["exit_code"] == 1
+    assert (document["error"]["type"], document["error"]["id"]) == ("ProblemsError", "mix-would-fail")
+    assert document["error"]["message"].endswith("x.so lacks y (and 1 more)")
+    assert [problem["exit_code"] for problem in document["error"]["details"]["problems"]] == [1, 1]
+    mixed = planned(replace(result.value, problems=[*result.value.problems, Problem("error", "no-gpu", "none")]))
+    assert mixed.error is not None
+    assert (mixed.exit_code, mixed.error.id, mixed.error.exit_code) == (3, "no-gpu", 3)
 
 
 def test_unknown_sources_are_refused() -> None:
