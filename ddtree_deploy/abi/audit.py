@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import Any, Dict, List, Optional
 
-from ddtree_deploy.abi.cache import Cache, default_folder
+from ddtree_deploy.abi.cache import Cache, cache_folder
 from ddtree_deploy.abi.context import Context, build_context
 from ddtree_deploy.abi.environment import Environment, load_environment
 from ddtree_deploy.abi.host import HostLimits, limits_from_facts, probe_host
@@ -68,7 +68,7 @@ def op_audit(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     host = probe_host(search)
     if params.get("facts"):
         host = limits_from_facts(params["facts"], host)
-    cache = f"{params['root']}/cache/abi" if params.get("root") else default_folder()
+    cache = cache_folder(params.get("root"))
     return to_dict(audit_environment(path, host, progress, cache))
 
 

@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, Optional, TypeVar
 
 from ddtree_deploy import __version__
 from ddtree_deploy.abi.tree import Entry
+from ddtree_deploy.release.layout import Layout
 
 T = TypeVar("T")
 
@@ -22,8 +23,10 @@ FORMAT = f"1:{__version__}"  # raise the number when a reader finds more in a fi
 _LIMIT = 60_000  # entries; those that the last audit did not use go first
 
 
-def default_folder() -> str:
-    """Where audits without a root keep their cache."""
+def cache_folder(root: Optional[str]) -> str:
+    """Where audits keep their cache: under the root where there is one."""
+    if root:
+        return str(Layout(root).root / "cache" / "abi")
     return str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ddtree-deploy/abi")
 
 

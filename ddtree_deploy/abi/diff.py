@@ -14,6 +14,7 @@ from ddtree_deploy.agent.protocol import Progress, ProgressSink, silent
 from ddtree_deploy.codec import to_dict
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.facts.packages import read_distributions
+from ddtree_deploy.release.layout import Layout
 
 _RECORD_FILE = ".ddtree/release.json"
 
@@ -116,6 +117,7 @@ def _place(target: Any, root: Any, name: str) -> str:
         return target
     if not isinstance(root, str) or not root:
         raise InputError("bad-params", f"{target} is the id of a release, and no root is given")
+    root = Layout(root).root
     path = Path(root, target) if target == "current" else Path(root, "releases", target)
     if not path.is_dir():
         try:

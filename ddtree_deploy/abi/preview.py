@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterable, List, Optional, Set, Tuple
 from packaging.utils import canonicalize_name
 
 from ddtree_deploy.abi.audit import audit_loaded
-from ddtree_deploy.abi.cache import default_folder
+from ddtree_deploy.abi.cache import cache_folder
 from ddtree_deploy.abi.environment import Environment, complete, load_environment
 from ddtree_deploy.abi.host import HostLimits, limits_from_facts, probe_host
 from ddtree_deploy.abi.metadata import Distribution
@@ -87,7 +87,7 @@ def op_preview(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]
     if params.get("facts"):
         host = limits_from_facts(params["facts"], host)
     mix = Mix(base, list(params.get("remove") or []), source, list(params.get("take") or []))
-    cache = f"{params['root']}/cache/abi" if params.get("root") else default_folder()
+    cache = cache_folder(params.get("root"))
     return to_dict(preview(mix, host, progress, cache))
 
 

@@ -28,7 +28,7 @@ def blob_path(root: str, sha256: str) -> Path:
     """Where the blob is, or will be."""
     if not _SHA256.match(sha256):
         raise StepError("blob-invalid", f"not a sha256: {sha256[:80]!r}")
-    return Layout(Path(root).expanduser()).blob(sha256)
+    return Layout(root).blob(sha256)
 
 
 def op_missing(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
@@ -36,7 +36,7 @@ def op_missing(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]
 
     Returns ``missing`` [sha256] and ``paths`` {sha256: path} of all. StepError ``no-space`` if they do not fit.
     """
-    root, sizes = str(Path(params["root"]).expanduser()), params["blobs"]
+    root, sizes = str(Layout(params["root"]).root), params["blobs"]
     paths = {sha256: blob_path(root, sha256) for sha256 in sizes}
     missing = [sha256 for sha256, path in paths.items() if not _has(path, sizes[sha256])]
     _require_space(root, sum(sizes[sha256] for sha256 in missing))

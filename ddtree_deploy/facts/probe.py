@@ -30,7 +30,7 @@ def collect(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     ``patch_files``, paths relative to site-packages whose sha256 is wanted; ``gpu_timeout`` in seconds.
     Raises InputError ``bad-root`` and ``bad-path``.
     """
-    layout = Layout(Path(params.get("root") or DEFAULT_ROOT).expanduser())
+    layout = Layout(params.get("root") or DEFAULT_ROOT)
     base: Optional[str] = params.get("base")
     timeout = float(params.get("gpu_timeout") or TIMEOUT)
     ask_gpus = background(lambda: probe_gpus(timeout))  # takes its time; the files are read meanwhile

@@ -32,12 +32,15 @@ def check_release_id(release_id: str) -> str:
 
 @dataclass(frozen=True)
 class Layout:
-    """Paths under the absolute folder ``root``; raises InputError ``bad-root`` for a root no venv could live in."""
+    """Paths under the absolute folder ``root``; ``~`` in what is given is the agent's user's home.
+
+    Raises InputError ``bad-root`` for a root no venv could live in.
+    """
 
     root: Path
 
     def __init__(self, root: Union[str, os.PathLike[str]]) -> None:
-        text = os.fspath(root)
+        text = os.path.expanduser(os.fspath(root))
         if not text.startswith("/") or ".." in text.split("/"):
             raise InputError("bad-root", f"the root folder must be an absolute path without '..': {text!r}")
         bad = _BAD_IN_ROOT.search(text)

@@ -86,7 +86,7 @@ def op_restart(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]
 
 def layout_of(params: Dict[str, Any]) -> Layout:
     """The paths under ``params["root"]``, default /opt/ddtree; raises InputError ``bad-root``."""
-    return Layout(Path(params.get("root") or "/opt/ddtree").expanduser())
+    return Layout(params.get("root") or "/opt/ddtree")
 
 
 def pick_services(layout: Layout, names: Optional[List[str]]) -> List[ServiceFolder]:

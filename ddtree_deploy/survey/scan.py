@@ -38,7 +38,7 @@ def _environment(params: Dict[str, Any]) -> Path:
     root, base = params.get("root"), params.get("base")
     named = params.get("environment")
     if not named and root:
-        current = Layout(Path(root).expanduser()).current
+        current = Layout(root).current
         named = str(current) if current.exists() else base
     if not named:
         hint = "provision the host first, or name a base venv in the inventory"

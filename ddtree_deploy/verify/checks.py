@@ -117,7 +117,7 @@ def op_verify(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
             where="gpu",
             hint="leave out --gpu",
         )
-    layout = Layout(Path(params.get("root") or "/opt/ddtree").expanduser())
+    layout = Layout(params.get("root") or "/opt/ddtree")
     release = resolve_release(layout.root, params.get("release"))
     if params.get("static"):
         from ddtree_deploy.verify.static import static_checks  # the audit is not needed otherwise

@@ -1,9 +1,17 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from ddtree_deploy.abi.cache import cache_folder
+from ddtree_deploy.abi.diff import op_diff
+from ddtree_deploy.agent.blobs import op_missing
+from ddtree_deploy.agent.protocol import silent
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.release.layout import Layout
+from ddtree_deploy.release.store import op_list
+from ddtree_deploy.serve.operations import op_status
 
 
 def test_paths() -> None:
@@ -38,3 +46,18 @@ def test_bad_release_ids(name: str) -> None:
     with pytest.raises(InputError) as caught:
         Layout("/opt/ddtree").release(name)
     assert caught.value.id == "bad-release-id"
+
+
+def test_operations_take_a_root_in_the_users_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    release = tmp_path / "ddtree" / "releases" / "a-1"
+    release.mkdir(parents=True)
+    (tmp_path / "ddtree" / "current").symlink_to("releases/a-1")
+    assert op_list({"root": "~/ddtree"}, silent)["current"] == "a-1"
+    assert op_status({"root": "~/ddtree"}, silent) == {"services": []}
+    missing = op_missing({"root": "~/ddtree", "blobs": {"0" * 64: 1}}, silent)
+    assert missing["paths"] == {"0" * 64: f"{tmp_path}/ddtree/cache/blobs/{'0' * 64}"}
+    assert cache_folder("~/ddtree") == f"{tmp_path}/ddtree/cache/abi"
+    with pytest.raises(InputError, match="no release b-1") as caught:
+        op_diff({"root": "~/ddtree", "left": "b-1", "right": "a-1"}, silent)
+    assert caught.value.hint == "there are: a-1"
