@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import venvs
-from donor_steps import PACKAGES
+from donor_steps import PACKAGES, inventory
+from hosts.sshd import free_port
 
-from ddtree_deploy.agent.protocol import Progress
+from ddtree_deploy.agent.protocol import Progress, silent
+from ddtree_deploy.donor.pull import op_pull
 from ddtree_deploy.donor.transfer import Way, action_to_bring_for, bring, way_to
 from ddtree_deploy.errors import StepError
 from ddtree_deploy.inventory.settings import Connection, HostSettings
@@ -153,6 +156,19 @@ def test_without_a_direct_way_it_goes_by_us(donor: Path, root: Path, base: Path)
     ids = [note["id"] for note in brought.notes]
     assert ids == ["not-directly", "donor-brought"]
     assert "does not reach nobody@127.0.0.1 by ssh" in brought.notes[0]["message"]
+
+
+def test_a_donor_that_the_target_does_not_reach(donor: Path, root: Path, base: Path) -> None:
+    params = {
+        "root": str(root),
+        "base": str(base),
+        "manifest": inventory(donor)["manifest"],
+        "route": {"address": "127.0.0.1", "port": free_port(), "user": "nobody"},
+        "donor": {"python": sys.executable, "archive": "/nonexistent/agent.pyz", "boot_id": "b"},
+    }
+    with pytest.raises(StepError, match=r"does not reach nobody@127\.0\.0\.1 by ssh: .*refused") as caught:
+        op_pull(params, silent)
+    assert (caught.value.id, caught.value.where) == ("donor-unreachable", "nobody@127.0.0.1")
 
 
 def test_the_stream_of_a_session_ends_with_it(donor: Path) -> None:

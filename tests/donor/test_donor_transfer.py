@@ -358,6 +358,12 @@ class TestWhatComesFromElsewhere:
         assert caught.value.id == "bad-manifest"
 
 
+def test_files_of_a_donor_that_nobody_asked_for(root: Path) -> None:
+    with pytest.raises(StepError) as caught:
+        received(root, {"digest": "0" * 64}, b"")
+    assert caught.value.id == "donor-not-wanted"
+
+
 def test_prune_forgets_transfers_that_nobody_went_on_with(donor: Path, root: Path, base: Path) -> None:
     release, _ = provisioned(root, base, brought(donor, root, base))
     old, young = root / "cache" / "donor" / ("0" * 64 + ".partial"), root / "cache" / "donor" / ("1" * 64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -260,3 +261,12 @@ def test_a_path_of_the_command_line_is_relative_to_the_working_folder(
 
 def load_profile_text(name: str) -> str:
     return (data_dir("overlays") / f"{name}.yaml").read_text("utf-8")
+
+
+def test_without_uv(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "uv", None)  # as if it were not installed
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError) as caught:
+        find_uv()
+    assert caught.value.id == "uv-missing"
+    assert caught.value.hint is not None and "install uv" in caught.value.hint

@@ -40,6 +40,28 @@ def test_corrupt_wheel(root: Path, base: Path, tmp_path: Path) -> None:
     assert "broken" in error.message
 
 
+@pytest.mark.parametrize("name", ["extra-1.0-py3-none-any.zip", "--find-links.whl", ""])
+def test_what_is_not_the_name_of_a_wheel(root: Path, base: Path, wheels: Dict[str, Path], name: str) -> None:
+    overlay, blobs = wheelhouse([("extra", "1.0", wheels["extra"])], [])
+    overlay.params["wheels"][0]["name"] = name
+    with pytest.raises(InputError) as caught:
+        run(root, base, overlay, blobs)
+    assert caught.value.id == "bad-wheel-name"
+    assert not list((root / "releases").iterdir())
+
+
+def test_uv_that_is_not_there(
+    root: Path, base: Path, wheels: Dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overlay, blobs = wheelhouse([("extra", "1.0", wheels["extra"])], [])
+    overlay.params["uv"] = {"path": str(tmp_path / "removed" / "uv")}
+    error = failure(root, base, overlay, blobs)
+    assert (error.id, error.where) == ("uv-missing", str(tmp_path / "removed" / "uv"))
+    overlay.params["uv"] = {}  # none on the host when it was planned, none for its machine
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert failure(root, base, overlay, blobs).id == "uv-missing"
+
+
 def test_wheel_with_another_hash(root: Path, base: Path, wheels: Dict[str, Path]) -> None:
     overlay, blobs = wheelhouse([("extra", "1.0", wheels["extra"])], [])
     overlay.params["install"][0]["hashes"] = ["1" * 64]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import replace
@@ -349,6 +350,21 @@ def test_drift_while_the_base_is_cloned(root: Path, base: Path, monkeypatch: pyt
     with pytest.raises(DriftError, match=r"engine/__init__\.py vanished") as caught:
         apply_plan({"plan": plan}, silent)
     assert (caught.value.id, caught.value.exit_code) == ("base-changed", 5)
+    assert not (root / "current").is_symlink()
+    assert list((root / "releases").iterdir()) == []
+
+
+def test_a_file_that_cannot_be_placed(root: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fails cannot be had here: the call that would tell of it is made to."""
+
+    def fail(copier: Copier, source: str, target: str, info: os.stat_result) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), source)
+
+    monkeypatch.setattr(Copier, "place", fail)
+    with pytest.raises(StepError, match="Input/output error") as caught:
+        run(root, base)
+    assert (caught.value.id, caught.value.exit_code) == ("file-error", 5)
+    assert caught.value.where is not None and caught.value.where.startswith(str(base))
     assert not (root / "current").is_symlink()
     assert list((root / "releases").iterdir()) == []
 
