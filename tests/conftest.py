@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest_plugins = ["e2e.fixtures"]
@@ -11,3 +13,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("engine") and isinstance(item, pytest.Function):
             item.fixturenames.insert(0, "engine_release")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A HOME of its own for a test, so that nobody's keys, agent, known_hosts and caches are used."""
+    folder = tmp_path / "controller-home"
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / ".cache"))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    monkeypatch.delenv("DDTREE_KNOWN_HOSTS", raising=False)
+    return folder

@@ -61,3 +61,13 @@ def write_inventory(folder: Path, profile: str = "sglang-0.5.11-cpu", base: str 
     path = folder / "hosts.yaml"
     path.write_text(INVENTORY.format(root=folder / "root", base=base, profile=profile), "utf-8")
     return path
+
+
+def write_venv(root: Path, version: str, requires: str = "") -> Path:
+    """A folder laid out as a venv with one package, ``plain``."""
+    info = root / f"lib/python3.11/site-packages/plain-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Name: plain\nVersion: {version}\n{requires}\n")
+    (info / "RECORD").write_text(f"{info.name}/METADATA,,\n{info.name}/RECORD,,\n")
+    (root / "pyvenv.cfg").write_text("home = /nonexistent\nversion = 3.11.2\n")
+    return root

@@ -1,25 +1,20 @@
-"""``abi`` and ``diff`` on real folders of this machine."""
+"""``abi`` and ``diff`` on real folders, of this machine and over SSH."""
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from cli.cli_support import run
-
-
-def venv(root: Path, version: str, requires: str = "") -> Path:
-    info = root / f"lib/python3.11/site-packages/plain-{version}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Name: plain\nVersion: {version}\n{requires}\n")
-    (info / "RECORD").write_text(f"{info.name}/METADATA,,\n{info.name}/RECORD,,\n")
-    (root / "pyvenv.cfg").write_text("home = /nonexistent\nversion = 3.11.2\n")
-    return root
+import pytest
+from cli.cli_support import Ran, run, spawn, write_venv
+from hosts.sshd import Sshd, find_sshd
 
 
 def test_a_clean_venv_exits_0_and_a_broken_one_1(tmp_path: Path) -> None:
-    clean = venv(tmp_path / "clean", "1.0")
-    broken = venv(tmp_path / "broken", "1.0", "Requires-Dist: absent\n")
+    clean = write_venv(tmp_path / "clean", "1.0")
+    broken = write_venv(tmp_path / "broken", "1.0", "Requires-Dist: absent\n")
     assert run("abi", str(clean)).code == 0
     ran = run("abi", str(broken), "--json")
     assert ran.code == 1
@@ -28,7 +23,7 @@ def test_a_clean_venv_exits_0_and_a_broken_one_1(tmp_path: Path) -> None:
 
 
 def test_sarif_is_written_beside_the_report(tmp_path: Path) -> None:
-    broken = venv(tmp_path / "broken", "1.0", "Requires-Dist: absent\n")
+    broken = write_venv(tmp_path / "broken", "1.0", "Requires-Dist: absent\n")
     path = tmp_path / "abi.sarif"
     ran = run("abi", str(broken), "--sarif", str(path))
     assert ran.code == 1 and "absent is not installed" in ran.out
@@ -49,7 +44,7 @@ def test_what_is_no_environment_is_bad_input(tmp_path: Path) -> None:
 
 
 def test_diff_of_two_venvs(tmp_path: Path) -> None:
-    left, right = venv(tmp_path / "one", "1.0"), venv(tmp_path / "two", "1.1")
+    left, right = write_venv(tmp_path / "one", "1.0"), write_venv(tmp_path / "two", "1.1")
     ran = run("diff", str(left), str(right))
     assert ran.code == 0 and "plain" in ran.out and "1.0" in ran.out and "1.1" in ran.out
     (host,) = json.loads(run("diff", str(left), str(right), "--json").out)["hosts"]
@@ -59,7 +54,7 @@ def test_diff_of_two_venvs(tmp_path: Path) -> None:
 
 def test_diff_of_a_hosts_releases_by_id(tmp_path: Path) -> None:
     for name, version in (("one", "1.0"), ("two", "1.1")):
-        venv(tmp_path / "root/releases" / name, version)
+        write_venv(tmp_path / "root/releases" / name, version)
     (tmp_path / "root/current").symlink_to("releases/two")
     inventory = tmp_path / "hosts.yaml"
     inventory.write_text(f"hosts:\n  here:\n    connection: local\n    root: {tmp_path}/root\n")
@@ -67,3 +62,49 @@ def test_diff_of_a_hosts_releases_by_id(tmp_path: Path) -> None:
     assert ran.code == 0 and "plain" in ran.out
     ran = run("diff", "here:one", "here:absent", "--inventory", str(inventory))
     assert ran.code == 3 and "there are: one, two" in ran.err
+
+
+@pytest.mark.e2e
+@pytest.mark.hosts
+@pytest.mark.skipif(find_sshd() is None, reason="openssh-server is not installed")
+class TestOverSsh:
+    @pytest.fixture
+    def ask(self, tmp_path: Path) -> Iterator[Callable[..., Ran]]:
+        """Runs the program for somebody whose inventory has ``box``, with a base and two releases."""
+        write_venv(tmp_path / "base", "0.9", "Requires-Dist: absent\n")
+        for name, version in (("one", "1.0"), ("two", "1.1")):
+            write_venv(tmp_path / "root/releases" / name, version)
+        (tmp_path / "root/current").symlink_to("releases/two")
+        home = tmp_path / "controller"
+        home.mkdir()
+        with Sshd(tmp_path / "sshd") as server:
+            inventory = tmp_path / "hosts.yaml"
+            inventory.write_text(
+                f"hosts:\n  box:\n    root: {tmp_path}/root\n    base: {tmp_path}/base\n    connection: {{address: "
+                f"{server.address}, port: {server.port}, user: {server.user}, identity: {server.identity}, "
+                f"python: {sys.executable}}}\n"
+            )
+            environment = {"HOME": str(home), "DDTREE_KNOWN_HOSTS": str(server.known_hosts)}
+            environment["XDG_CACHE_HOME"] = str(home / ".cache")
+            yield lambda *words: spawn(*words, "--json", "--inventory", str(inventory), **environment)
+            assert "Accepted publickey" in server.log.read_text()
+
+    def test_abi_of_a_path_of_the_host(self, ask: Callable[..., Ran], tmp_path: Path) -> None:
+        broken = ask("abi", f"box:{tmp_path}/base")
+        assert broken.code == 1, broken.err
+        (host,) = broken.json["hosts"]
+        assert [finding["id"] for finding in host["findings"]] == ["requirement-missing"]
+        assert ask("abi", f"box:{tmp_path}/root/current").code == 0
+        assert ask("abi", f"box:{tmp_path}/absent").code == 3
+
+    def test_diff_of_paths_and_releases_of_the_host(self, ask: Callable[..., Ran], tmp_path: Path) -> None:
+        for left, right, versions in (
+            (f"box:{tmp_path}/base", f"box:{tmp_path}/root/releases/one", ("0.9", "1.0")),
+            ("box:one", "box:current", ("1.0", "1.1")),
+        ):
+            ran = ask("diff", left, right)
+            assert ran.code == 0, ran.err
+            (host,) = ran.json["hosts"]
+            (package,) = host["packages"]
+            assert (package["change"], package["old_version"], package["new_version"]) == ("replace", *versions)
+        assert ask("diff", "box:one", "box:three").code == 3

@@ -72,7 +72,7 @@ def host_entry(name: str, root: Path, base: Path, ports: str, connection: str = 
 
 
 @pytest.fixture(scope="session")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder on the file system of uv's cache, so that releases of 8 GB are hard links. Nothing outlives it."""
     cache = Path(subprocess.run([UV, "cache", "dir"], check=True, capture_output=True, text=True).stdout.strip())
     cache.mkdir(parents=True, exist_ok=True)
@@ -90,9 +90,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def local_release(workplace: Path) -> LocalRelease:
+def local_release(workdir: Path) -> LocalRelease:
     """The CPU profile on this machine: planned, killed while uv works, and provisioned."""
-    folder = workplace / "local"
+    folder = workdir / "local"
     folder.mkdir()
     root, base = folder / "root", make_base_venv(folder / "base", folder / "outer")
     inventory = folder / "hosts.yaml"

@@ -164,6 +164,21 @@ class TestVerify:
             file.write_bytes(before)
 
 
+class TestAbi:
+    def test_the_release_has_no_errors(self, local_release: LocalRelease) -> None:
+        report = local_release.program.run("abi", f"box:{local_release.path}", "--json", timeout=300, code=0).host
+        assert report["counts"]["error"] == 0
+        assert report["torch"].startswith("2.") and report["distributions"] > 100
+
+    def test_the_difference_to_the_base(self, local_release: LocalRelease) -> None:
+        places = (f"box:{local_release.base}", f"box:{local_release.id}")
+        found = local_release.program.run("diff", *places, "--json", timeout=300, code=0).host
+        changes = {change["name"]: change for change in found["packages"]}
+        assert (changes["packaging"]["change"], changes["packaging"]["old_version"]) == ("replace", "23.2")
+        assert changes["sglang"]["new_version"] == "0.5.11"
+        assert "cowsay" not in changes  # what the profile does not name is kept
+
+
 class TestSurvey:
     def test_before_and_after(self, local_release: LocalRelease) -> None:
         """The base has no engine; a venv with the released one, and the release."""

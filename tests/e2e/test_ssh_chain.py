@@ -24,14 +24,14 @@ PATIENCE = TIMEOUT + 15
 
 
 @pytest.fixture(scope="module")
-def server(workplace: Path) -> Iterator[Sshd]:
-    with Sshd(workplace / "sshd") as server:
+def server(workdir: Path) -> Iterator[Sshd]:
+    with Sshd(workdir / "sshd") as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def gate(workplace: Path, server: Sshd) -> Iterator[Sshd]:
-    with Sshd(workplace / "gate", identity=server.identity) as gate:
+def gate(workdir: Path, server: Sshd) -> Iterator[Sshd]:
+    with Sshd(workdir / "gate", identity=server.identity) as gate:
         yield gate
 
 
@@ -67,15 +67,15 @@ class Controller:
 
 
 @pytest.fixture(scope="module")
-def controller(workplace: Path, local_release: LocalRelease, server: Sshd, gate: Sshd) -> Controller:
+def controller(workdir: Path, local_release: LocalRelease, server: Sshd, gate: Sshd) -> Controller:
     known = server.known_hosts_lines() + gate.known_hosts_lines()
-    return Controller(workplace / "controller", workplace / "ssh-root", local_release.base, local_release.path, known)
+    return Controller(workdir / "controller", workdir / "ssh-root", local_release.base, local_release.path, known)
 
 
 @pytest.fixture
-def stranger(tmp_path: Path, workplace: Path) -> Controller:
+def stranger(tmp_path: Path, workdir: Path) -> Controller:
     """Somebody who knows no host key, for connections that never get as far as the venv."""
-    return Controller(tmp_path / "stranger", workplace / "none", workplace / "no-base", workplace / "no-donor", "")
+    return Controller(tmp_path / "stranger", workdir / "none", workdir / "no-base", workdir / "no-donor", "")
 
 
 class TestChain:
@@ -196,12 +196,12 @@ class TestRefused:
     def test_a_name_that_does_not_exist(self, stranger: Controller, server: Sshd) -> None:
         self.refused(stranger.program(connection(server, address="no-such-host.invalid")), "name-unknown")
 
-    def test_one_of_several_hosts_is_down(self, stranger: Controller, server: Sshd, workplace: Path) -> None:
+    def test_one_of_several_hosts_is_down(self, stranger: Controller, server: Sshd, workdir: Path) -> None:
         """The others are asked, and the worst exit code is the run's."""
         stranger.known_hosts.write_text(server.known_hosts_lines())
         program = stranger.program(connection(server))
         inventory = stranger.folder / "two.yaml"
-        places = (workplace / "none", workplace / "no-base")
+        places = (workdir / "none", workdir / "no-base")
         up = host_entry("up", *places, PORTS, connection(server))
         down = host_entry("down", *places, PORTS, connection(server, port=free_port()))
         inventory.write_text("hosts:\n" + up + down, "utf-8")

@@ -1,25 +1,3 @@
-from __future__ import annotations
+from venv_fixtures import base, root, wheels
 
-from pathlib import Path
-from typing import Dict
-
-import pytest
-import venvs
-
-
-@pytest.fixture(scope="session")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
-    return venvs.demo_wheels(tmp_path_factory.mktemp("wheels"))
-
-
-@pytest.fixture
-def base(tmp_path: Path, wheels: Dict[str, Path]) -> Path:
-    """A venv with two packages, installed by uv."""
-    path = venvs.make_venv(tmp_path / "base")
-    venvs.install(path, wheels["engine-1"], wheels["lib-1"])
-    return path
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "root"
+__all__ = ["base", "root", "wheels"]
