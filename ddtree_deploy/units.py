@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Sequence
+
 
 def human_bytes(count: float) -> str:
     """``1536`` -> ``1.5 KiB``."""
@@ -17,3 +19,8 @@ def plural(count: int, noun: str) -> str:
     """``1 file``, ``2 patches``, ``no files``."""
     ending = "es" if noun.endswith(("ch", "s", "x")) else "s"
     return f"{count if count else 'no'} {noun}{'' if count == 1 else ending}"
+
+
+def some(items: Sequence[str]) -> str:
+    """``a, b, c, d, e and 3 more``."""
+    return ", ".join(items[:5]) + (f" and {len(items) - 5} more" if len(items) > 5 else "")

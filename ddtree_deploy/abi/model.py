@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Dict, List, Optional
 
 SEVERITIES = ("error", "warning", "note")
-WHEN = ("install", "import", "first-kernel", "under-load")
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class Finding:
     severity: str
     title: str
     message: str
-    when: str
+    when: str  # install | import | first-kernel | under-load
     cause: str
     why: str = ""
     fix: str = ""

@@ -15,12 +15,13 @@ from ddtree_deploy.agent.archive import archive_path
 from ddtree_deploy.agent.protocol import Progress, ProgressSink
 from ddtree_deploy.donor.model import DonorFile, DonorPackage, Manifest
 from ddtree_deploy.errors import DriftError, InputError, StepError
+from ddtree_deploy.facts.system import boot_id
 from ddtree_deploy.release.distributions import Distribution, find_distributions, find_site, is_bytecode
 from ddtree_deploy.release.donor import pick, require_undamaged
 from ddtree_deploy.release.files import recorded_form, shown
 from ddtree_deploy.release.hashes import HashCache, user_cache
-from ddtree_deploy.release.lock import boot_id
 from ddtree_deploy.release.relocate import old_paths
+from ddtree_deploy.units import some
 
 _EVERY = 1024
 Note = Dict[str, Any]
@@ -75,7 +76,7 @@ def take_inventory(
         if looker.missing:
             raise StepError(
                 "source-incomplete",
-                f"{distribution.name} in {path} lacks files that its RECORD names: {_some(looker.missing)}",
+                f"{distribution.name} in {path} lacks files that its RECORD names: {some(looker.missing)}",
                 where=path,
                 hint=f"reinstall {distribution.name} {distribution.version} there",
             )
@@ -200,7 +201,3 @@ def _require_unchanged(path: str, fingerprint: str) -> None:
             where=path,
             hint="let no installer run there, and provision again",
         )
-
-
-def _some(items: List[str]) -> str:
-    return ", ".join(items[:5]) + (f" and {len(items) - 5} more" if len(items) > 5 else "")

@@ -20,6 +20,7 @@ from ddtree_deploy.release.files import shown
 from ddtree_deploy.release.hashes import CHUNK, HashCache
 from ddtree_deploy.release.layout import Layout
 from ddtree_deploy.release.lock import Lock
+from ddtree_deploy.units import some
 
 
 def stream_receive(
@@ -98,14 +99,14 @@ class Receiver:
         if self._changed:
             raise DriftError(
                 "donor-changed",
-                f"files of the donor changed while they were copied: {_some(self._changed)}",
+                f"files of the donor changed while they were copied: {some(self._changed)}",
                 where=self._wish.manifest.venv,
                 hint="let no installer run there, and provision again: what has arrived is kept",
             )
         if self._damaged:
             raise StepError(
                 "donor-damaged",
-                f"compiled files of the donor are not what their RECORD says: {_some(self._damaged)}",
+                f"compiled files of the donor are not what their RECORD says: {some(self._damaged)}",
                 where=self._wish.manifest.venv,
                 hint="reinstall those packages there; if the change was meant, take it with --take-edited",
             )
@@ -194,7 +195,3 @@ def _interrupted(why: str) -> StepError:
         f"the donor's files did not all arrive: {why}",
         hint="provision again: what has arrived is kept, and only the rest is sent",
     )
-
-
-def _some(items: List[str]) -> str:
-    return ", ".join(items[:5]) + (f" and {len(items) - 5} more" if len(items) > 5 else "")

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Callable, Dict, List, Optional, Tuple
 from ddtree_deploy.agent.protocol import Progress, ProgressSink, silent
 from ddtree_deploy.donor.records import DATA, END, FILE, HELLO, LAST, PACKED, encode, encode_json
 from ddtree_deploy.errors import StepError
-from ddtree_deploy.release.lock import boot_id
+from ddtree_deploy.facts.system import boot_id
 
 MARKER = b"DDTREE-DONOR 1\n"
 _CHUNK = 1 << 18

@@ -41,7 +41,7 @@ def libstdcxx_version(machine: str) -> Optional[str]:
 
 
 def boot_id() -> Optional[str]:
-    """Changes with every boot of the kernel."""
+    """Changes with every boot of the kernel; None where /proc does not show it."""
     return read_text(Path("/proc/sys/kernel/random/boot_id")).strip() or None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from ddtree_deploy.inventory.models import ConnectionOptions, HostOptions, Sourc
 from ddtree_deploy.inventory.secrets import Secret, is_reference, resolve
 from ddtree_deploy.plan.inputs import PlanSettings
 from ddtree_deploy.profiles.model import Source
+from ddtree_deploy.serve.spec import is_loopback
 
 DEFAULT_ROOT = "/opt/ddtree"
 DEFAULT_PORTS = (30000, 30099)
@@ -85,10 +85,7 @@ class HostSettings:
     @property
     def loopback(self) -> bool:
         """Whether services listen on this host alone."""
-        try:
-            return ipaddress.ip_address(self.listen).is_loopback
-        except ValueError:
-            return self.listen == "localhost"
+        return is_loopback(self.listen)
 
     @property
     def where(self) -> Optional[str]:

@@ -16,8 +16,9 @@ from ddtree_deploy.patching.apply_diff import DiffError, HunkMismatch, apply_dif
 from ddtree_deploy.patching.explain import explain_edited, render_state
 from ddtree_deploy.patching.installation import Installation, find_installation
 from ddtree_deploy.patching.model import FilePatch, FileState, NewFile, PatchOutcome, PatchSet
-from ddtree_deploy.patching.record import Record, record_hash
+from ddtree_deploy.patching.record import Record
 from ddtree_deploy.patching.transaction import drop_bytecode, replace_files
+from ddtree_deploy.release.files import record_hash
 
 STATE_FILE = "ddtree-patches.json"  # in the engine's dist-info: what is applied, and RECORD's lines from before
 
@@ -31,7 +32,7 @@ def check(patch_set: PatchSet, site_packages: Path, released: Optional[Released]
     ``bad-patch-set`` (a patch that does not turn the released file into what ``sha256_after`` says).
     """
     installation = _installation(patch_set, site_packages)
-    record = _read_record(installation)
+    record = _record_of(installation)
     patches = [_patch_state(patch, installation, record, released) for patch in patch_set.patches]
     return patches + [_new_state(new, installation) for new in patch_set.new_files]
 
@@ -43,7 +44,7 @@ def apply(patch_set: PatchSet, site_packages: Path, released: Optional[Released]
     and InputError ``file-edited`` with the explanation of every file that stops it.
     """
     installation, states = _ready(patch_set, site_packages, released, "apply")
-    record = _read_record(installation)
+    record = _record_of(installation)
     saved = _saved_lines(installation)
     wanted: Dict[str, bytes] = {}
     changed: List[str] = []
@@ -70,7 +71,7 @@ def apply(patch_set: PatchSet, site_packages: Path, released: Optional[Released]
 def reverse(patch_set: PatchSet, site_packages: Path, released: Optional[Released] = None) -> PatchOutcome:
     """Bring every file of the set back to its released content and RECORD to what it was. Errors as ``apply``."""
     installation, states = _ready(patch_set, site_packages, released, "reverse")
-    record = _read_record(installation)
+    record = _record_of(installation)
     saved = _saved_lines(installation)
     changes: Dict[str, Optional[bytes]] = {}
     for patch in patch_set.patches:
@@ -225,7 +226,7 @@ def _computed(patch: FilePatch, content: bytes, backwards: bool, wanted: str) ->
     return result
 
 
-def _read_record(installation: Installation) -> Record:
+def _record_of(installation: Installation) -> Record:
     try:
         content = installation.record.read_bytes()
     except FileNotFoundError:

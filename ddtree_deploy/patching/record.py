@@ -6,18 +6,11 @@ Lines that are not ours keep their bytes, whatever their order, quoting and line
 
 from __future__ import annotations
 
-import base64
 import csv
-import hashlib
 from typing import Dict, List, Optional
 
 from ddtree_deploy.patching.apply_diff import split_lines
-
-
-def record_hash(content: bytes) -> str:
-    """``sha256=<urlsafe base64 without padding>``, as RECORD writes it."""
-    digest = hashlib.sha256(content).digest()
-    return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode("ascii")
+from ddtree_deploy.release.files import record_hash
 
 
 class Record:

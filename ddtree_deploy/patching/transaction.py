@@ -14,6 +14,8 @@ import stat
 from pathlib import Path
 from typing import Dict, List, Optional
 
+from ddtree_deploy.release.files import sync_folder
+
 NEW_SUFFIX = ".ddtree-new"
 OLD_SUFFIX = ".ddtree-old"
 _DEFAULT_MODE = 0o644
@@ -41,7 +43,8 @@ def replace_files(changes: Dict[Path, Optional[bytes]]) -> None:
             else:
                 _beside(path, NEW_SUFFIX).replace(path)
         for folder in sorted({path.parent for path in changes}):
-            _sync_folder(folder)
+            with contextlib.suppress(FileNotFoundError):  # its last file was deleted
+                sync_folder(folder)
     except BaseException:
         _restore(list(changes), kept, made)
         raise
@@ -134,12 +137,3 @@ def _remove_empty(folder: Path) -> None:
                 cache.rmdir()
             folder.rmdir()  # fails, and so ends the walk, at the first folder that holds something
             folder = folder.parent
-
-
-def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -16,6 +16,7 @@ from ddtree_deploy.plan.model import PackageChange, Problem
 from ddtree_deploy.plan.packages import installed_tag, same_tag, same_version
 from ddtree_deploy.plan.problems import error, usable_base
 from ddtree_deploy.profiles.model import LockedPackage, Source
+from ddtree_deploy.units import some
 
 
 def source_problems(
@@ -119,7 +120,7 @@ def _wheelhouse_problems(inputs: PlanInputs, source: Source, needed: Sequence[Lo
             problems.append(error("wheel-hash", message, hint))
     if missing:
         hint = "Fill the wheelhouse from the profile's lock: pip download --require-hashes --no-deps -r LOCK -d FOLDER."
-        problems.append(error("wheel-missing", f"{place} lacks {_some(missing)}", hint))
+        problems.append(error("wheel-missing", f"{place} lacks {some(missing)}", hint))
     return problems
 
 
@@ -191,9 +192,9 @@ def _donor_packages(inputs: PlanInputs, place: str, needed: Sequence[LockedPacka
     problems = []
     if shared.lacking:
         hint = "Install it there from the profile's lock, or take what is missing from elsewhere: --source index."
-        problems.append(error("donor-lacks", f"the donor {place} lacks {_some(shared.lacking)}", hint))
+        problems.append(error("donor-lacks", f"the donor {place} lacks {some(shared.lacking)}", hint))
     if shared.editable:
-        message = f"editable installs in the donor {place} cannot be copied: {_some(shared.editable)}"
+        message = f"editable installs in the donor {place} cannot be copied: {some(shared.editable)}"
         hint = "Install them there as ordinary packages, or take them from elsewhere: --source index."
         problems.append(error("donor-editable", message, hint))
     if shared.rest and inputs.source.rest is not None:
@@ -210,14 +211,9 @@ def _donor_engine(inputs: PlanInputs, donor: HostFacts, place: str, needed: Sequ
     edited = [path for path, found in engine.sha256.items() if path in expected and found not in expected[path]]
     if not edited:
         return []
-    message = f"the donor {place} has engine files edited by hand: {_some(sorted(edited))}"
+    message = f"the donor {place} has engine files edited by hand: {some(sorted(edited))}"
     return [error("donor-engine-edited", message, f"Reinstall {engine.distribution} {engine.version} there.")]
 
 
 def _minor(venv: Venv) -> str:
     return ".".join((venv.python or "").split(".")[:2])
-
-
-def _some(items: Sequence[str]) -> str:
-    shown = ", ".join(items[:5])
-    return shown if len(items) <= 5 else f"{shown} and {len(items) - 5} more"

@@ -32,6 +32,7 @@ from ddtree_deploy.release.hashes import HashCache
 from ddtree_deploy.release.paths import PathMentions
 from ddtree_deploy.release.record import format_record, parse_record, venv_path
 from ddtree_deploy.release.relocate import old_paths, relocate
+from ddtree_deploy.units import some
 
 _EVERY = 512
 _HASHED_BELOW = 1 << 18  # bytes; larger files are checked by size here, and by hash in `verify --static`
@@ -104,20 +105,20 @@ def place_distributions(
         if differing and fresh:
             raise StepError(
                 "source-incomplete",
-                f"{distribution.name} in {source} is not what its RECORD says: {_some(differing)}",
+                f"{distribution.name} in {source} is not what its RECORD says: {some(differing)}",
                 where=source,
                 hint=f"reinstall {distribution.name} {distribution.version} there",
             )
         if differing:
             require_undamaged(place, distribution.name, distribution.version, differing, take_edited)
-            message = f"{distribution.name} in {place} was edited, and is taken as it is: {_some(differing)}"
+            message = f"{distribution.name} in {place} was edited, and is taken as it is: {some(differing)}"
             done.note("warning", "donor-edited", message)
     if shared_files:
         done.note(
-            "note", "shared-file", "files of several packages are as one of them has it: " + _some(sorted(shared_files))
+            "note", "shared-file", "files of several packages are as one of them has it: " + some(sorted(shared_files))
         )
     if placer.overwritten:
-        message = "files of packages that stay were replaced: " + _some(placer.overwritten)
+        message = "files of packages that stay were replaced: " + some(placer.overwritten)
         done.note("warning", "shared-file", message)
     mentions = PathMentions(old_paths(source) + (also_known_as or []), final)
     result = relocate(tree, site, _to_look_at(moved, site) if fresh else moved, mentions, progress)
@@ -137,7 +138,7 @@ def require_undamaged(source: str, name: str, version: str, differing: List[str]
     if compiled and not take_edited:
         raise StepError(
             "donor-damaged",
-            f"{name} in {source} has compiled files that are not what its RECORD says: {_some(compiled)}",
+            f"{name} in {source} has compiled files that are not what its RECORD says: {some(compiled)}",
             where=source,
             hint=f"reinstall {name} {version} there; if the change was meant, take it with --take-edited",
         )
@@ -294,7 +295,3 @@ def _drop_bytecode_rows(record: str, site: str) -> None:
     left = [row for row in rows if not is_bytecode(venv_path(site, row[0]) or "")]
     if left != rows:
         replace_file(record, format_record(left))
-
-
-def _some(items: List[str]) -> str:
-    return ", ".join(items[:5]) + (f" and {len(items) - 5} more" if len(items) > 5 else "")

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Optional, Type
 
 from ddtree_deploy.errors import LockedError, StepError
+from ddtree_deploy.facts.system import boot_id
 from ddtree_deploy.release.journal import utc_now
 
 
@@ -135,14 +136,6 @@ def owner_gone(owner: Owner) -> bool:
     if owner.boot_id != boot_id():
         return True
     return process_started(owner.pid) != owner.started
-
-
-def boot_id() -> Optional[str]:
-    """The kernel's id of this boot, or None where there is no /proc."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    except OSError:
-        return None
 
 
 def process_started(pid: int) -> Optional[int]:

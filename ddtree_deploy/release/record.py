@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from typing import Dict, Iterator, List, Optional, Tuple
+from typing import Iterator, List, Optional, Tuple
 
 from ddtree_deploy.release.files import record_hash_file, replace_file
 
@@ -73,20 +73,3 @@ def refresh_records(venv: str, site: str, changed: List[str]) -> List[str]:
             replace_file(path, format_record(rows))
             written.append(f"{site}/{name}/RECORD")
     return written
-
-
-def set_rows(record: str, changes: Dict[str, Optional[Tuple[str, str]]]) -> None:
-    """Add or replace rows of the RECORD file ``record`` (path -> (hash, size)); None removes a row."""
-    with open(record, "rb") as stream:
-        rows = parse_record(stream.read())
-    left = dict(changes)
-    result: List[Row] = []
-    for row in rows:
-        if row[0] not in changes:
-            result.append(row)
-            continue
-        change = left.pop(row[0], None)
-        if change is not None:
-            result.append((row[0], change[0], change[1]))
-    result.extend((path, change[0], change[1]) for path, change in left.items() if change is not None)
-    replace_file(record, format_record(result))

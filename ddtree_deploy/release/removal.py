@@ -20,6 +20,7 @@ from ddtree_deploy.release.files import (
     replace_file,
     shown,
 )
+from ddtree_deploy.units import some
 
 _KEPT_FOLDERS = {"", "bin", "lib", "lib64", "share", "etc", "include"}
 _EVERY = 1024
@@ -61,7 +62,7 @@ def remove_distributions(tree: str, site: str, names: Set[str], progress: Progre
                 "note",
                 "record-outside",
                 f"the RECORD of {distribution.name} names files outside of the venv, which stay: "
-                + _some(distribution.outside),
+                + some(distribution.outside),
             )
         _remove_one(tree, site, distribution, distributions, kept, inside, folders, done)
         progress(Progress("remove", f"removed {distribution.name}", done_files=done.files, total_files=total))
@@ -103,12 +104,12 @@ def _remove_one(
     if distribution.folder:  # what was copied by hand has no metadata
         remove_tree(f"{tree}/{site}/{distribution.folder}")
     if shared:
-        message = f"{distribution.name} {distribution.version} leaves, these files stay: {_some(shared)}"
+        message = f"{distribution.name} {distribution.version} leaves, these files stay: {some(shared)}"
         done.note("warning", "shared-file", message)
     if broken:
         message = (
             f"{distribution.name} had overwritten files of packages that stay, whose own versions are not there: "
-            + _some(broken)
+            + some(broken)
         )
         done.note("warning", "shared-file-differs", message)
 
@@ -189,9 +190,5 @@ def _note_leftovers(
                     elif path not in kept:
                         left.append(shown(path))
     if left:
-        message = f"{len(left)} files in folders of removed packages are in no RECORD and stay: {_some(sorted(left))}"
+        message = f"{len(left)} files in folders of removed packages are in no RECORD and stay: {some(sorted(left))}"
         done.note("warning", "unowned-files", message)
-
-
-def _some(items: List[str]) -> str:
-    return ", ".join(items[:5]) + (f" and {len(items) - 5} more" if len(items) > 5 else "")

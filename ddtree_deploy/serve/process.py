@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Iterable, List, Optional, Set
 
+from ddtree_deploy.facts.system import boot_id
+
 MARKER = "DDTREE_SERVICE"  # environment variable of every process of a service: "<name>:<boot id>:<nonce>"
 
 _LIBC = ctypes.CDLL(None, use_errno=True)  # loaded now: nothing may be loaded between fork and exec
@@ -42,14 +44,6 @@ class Stat:
     start_ticks: int
 
 
-def boot_id() -> str:
-    """The kernel's boot id; empty where /proc does not show it."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    except OSError:
-        return ""
-
-
 def read_stat(pid: int) -> Optional[Stat]:
     """None if there is no such process."""
     try:
@@ -62,12 +56,12 @@ def read_stat(pid: int) -> Optional[Stat]:
 
 def identify(pid: int) -> Optional[ProcessIdentity]:
     stat = read_stat(pid)
-    return ProcessIdentity(pid, stat.start_ticks, boot_id()) if stat else None
+    return ProcessIdentity(pid, stat.start_ticks, boot_id() or "") if stat else None
 
 
 def is_alive(identity: Optional[ProcessIdentity]) -> bool:
     """True while exactly this process runs; a zombie, a reused pid or another boot is not it."""
-    if identity is None or identity.boot_id != boot_id():
+    if identity is None or identity.boot_id != (boot_id() or ""):
         return False
     stat = read_stat(identity.pid)
     return stat is not None and stat.start_ticks == identity.start_ticks and stat.state not in "ZX"
@@ -128,7 +122,7 @@ def service_processes(marker: str, leader: Optional[ProcessIdentity], ancestor: 
     itself not among the result.
     """
     stats = _all_stats()
-    boot = boot_id()
+    boot = boot_id() or ""
     found: Set[int] = set()
     if leader is not None and leader.boot_id == boot:
         now = stats.get(leader.pid)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from ddtree_deploy.plan.inputs import AUTO, BUDGET_HINT, parse_budget
 from ddtree_deploy.serve.command import check_engine_arguments, split_options
 from ddtree_deploy.serve.environment import profile_arguments
 from ddtree_deploy.serve.process import MARKER
-from ddtree_deploy.serve.spec import ADMIN_API_KEY, ALGORITHMS, API_KEY, ServiceSpec
+from ddtree_deploy.serve.spec import ADMIN_API_KEY, ALGORITHMS, API_KEY, ServiceSpec, is_loopback
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+\Z")
@@ -111,15 +110,6 @@ def base_spec(settings: LaunchSettings, release: Path) -> ServiceSpec:
         secret_names=sorted(settings.secrets),
         launch_timeout_s=settings.launch_timeout,
     )
-
-
-def is_loopback(listen: str) -> bool:
-    if listen == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(listen).is_loopback
-    except ValueError:  # a host name: where it points to is not ours to trust
-        return False
 
 
 def parse_ports(value: Optional[List[int]], default: Tuple[int, int]) -> range:

@@ -12,6 +12,7 @@ The folder of a service::
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
@@ -181,3 +182,13 @@ def service_folders(root: Path) -> List[ServiceFolder]:
         return []
     folders = (ServiceFolder(path) for path in sorted(directory.iterdir()) if path.is_dir())
     return [folder for folder in folders if folder.spec_file.exists()]
+
+
+def is_loopback(listen: str) -> bool:
+    """Whether what listens there is reached from this host alone."""
+    if listen == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(listen).is_loopback
+    except ValueError:  # a host name: where it points to is not ours to trust
+        return False

@@ -73,6 +73,10 @@ def service_info(spec: ServiceSpec, state: Optional[ServiceState]) -> ServiceInf
         state = ServiceState("stopped", phase="never started")
     living = state.state in LIVING
     failure = state.failure()
+    detail = f"{failure.id}: {failure.message}" if failure and state.state == "failed" else state.phase or None
+    if state.left_over:
+        left = ", ".join(map(str, state.left_over))
+        detail = "; ".join(filter(None, [detail, f"processes that SIGKILL did not end: {left}"]))
     return ServiceInfo(
         name=spec.name,
         state=state.state,
@@ -86,5 +90,5 @@ def service_info(spec: ServiceSpec, state: Optional[ServiceState]) -> ServiceInf
         release=spec.release_id,
         manager="supervisor",
         started=state.started if living else None,
-        detail=f"{failure.id}: {failure.message}" if failure and state.state == "failed" else state.phase or None,
+        detail=detail,
     )

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Optional
 
 from ddtree_deploy.patching.installation import Installation
-from ddtree_deploy.patching.record import Record, record_hash
+from ddtree_deploy.patching.record import Record
+from ddtree_deploy.release.files import record_hash
 from ddtree_deploy.survey.model import LocalChanges
 
 

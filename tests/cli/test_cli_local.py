@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli_support import run, write_inventory
 
-from ddtree_deploy.patching.record import record_hash
+from ddtree_deploy.release.files import record_hash
 from ddtree_deploy.release.lock import Lock
 
 RELEASED = {"sglang/__init__.py": b"", "sglang/server.py": b"one = 1\ntwo = 2\n"}

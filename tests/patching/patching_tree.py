@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from ddtree_deploy.patching.record import record_hash
+from ddtree_deploy.release.files import record_hash
 
 RELEASED = {
     "sglang/__init__.py": b"",

@@ -8,8 +8,9 @@ from patching_tree import EDITS, NEW, RELEASED, install, snapshot
 
 from ddtree_deploy.errors import InputError, StepError
 from ddtree_deploy.patching import engine, transaction
-from ddtree_deploy.patching.record import Record, record_hash
+from ddtree_deploy.patching.record import Record
 from ddtree_deploy.patching.series import load_patch_set
+from ddtree_deploy.release.files import record_hash
 
 SPEC_INFO = "sglang/srt/speculative/spec_info.py"
 NEW_PATH = "sglang/srt/speculative/ddtree/utils.py"

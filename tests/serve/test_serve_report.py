@@ -8,6 +8,8 @@ import pytest
 from rich.console import Console
 
 from ddtree_deploy.serve.report import render, uptime
+from ddtree_deploy.serve.spec import ServiceSpec
+from ddtree_deploy.serve.state import ServiceState, service_info
 
 NOW = datetime(2026, 5, 1, 12, 0, 0, tzinfo=timezone.utc)
 
@@ -70,3 +72,10 @@ def test_uptime(seconds: int, expected: str) -> None:
     started = (NOW - timedelta(seconds=seconds)).isoformat()
     assert uptime(started, NOW) == expected
     assert uptime(None) == ""
+
+
+def test_processes_that_cannot_be_ended_are_named() -> None:
+    spec = ServiceSpec("cpu", "/r", "r-1", "/m", "none", 30000, 30001)
+    assert service_info(spec, ServiceState("stopped")).detail is None
+    stuck = ServiceState("stopped", left_over=[11, 12])
+    assert service_info(spec, stuck).detail == "processes that SIGKILL did not end: 11, 12"

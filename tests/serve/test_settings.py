@@ -10,8 +10,8 @@ import pytest
 from served_host import Host
 
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.serve.settings import base_spec, check_auto_budget, is_loopback, read_settings
-from ddtree_deploy.serve.spec import API_KEY
+from ddtree_deploy.serve.settings import base_spec, check_auto_budget, read_settings
+from ddtree_deploy.serve.spec import API_KEY, is_loopback
 
 
 @pytest.mark.parametrize(

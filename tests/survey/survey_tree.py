@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ddtree_deploy.patching.record import record_hash
+from ddtree_deploy.release.files import record_hash
 
 FILES = {
     "sglang/_version.py": "version = '0.5.11'\n__commit_id__ = commit_id = 'gabcdef1'\n",
