@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from abi.cases import CALLS_CUDA
 from abi.fixtures import Venv, make_venv, plain_host
+from abi.torch_cuda_cases import CALLS_CUDA
 
 from ddtree_deploy.abi.audit import audit_environment
 from ddtree_deploy.abi.preview import Mix, op_preview, planned_environment, preview, require_fit

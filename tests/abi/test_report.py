@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from abi.cases import DRIFTED
 from abi.fixtures import Venv
+from abi.torch_cuda_cases import DRIFTED
 from rich.console import Console
 
 from ddtree_deploy import __version__
