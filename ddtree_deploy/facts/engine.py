@@ -9,17 +9,19 @@ import os
 from pathlib import Path, PurePosixPath
 from typing import Iterator, List, Optional, Tuple
 
+from packaging.utils import canonicalize_name
+
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.facts.files import is_dir, read_bytes, read_text
 from ddtree_deploy.facts.model import Engine
-from ddtree_deploy.facts.packages import Distribution, normalize
+from ddtree_deploy.facts.packages import Distribution
 
 _GENERATED = {"__pycache__"}
 
 
 def probe_engine(site: Path, distributions: List[Distribution], name: str, patch_files: List[str]) -> Optional[Engine]:
     """The engine named ``name`` (a distribution), or None. ``patch_files`` are paths relative to site-packages."""
-    wanted = normalize(name)
+    wanted = canonicalize_name(name)
     found = next((item for item in distributions if item.package.name == wanted), None)
     if found is None:
         return None

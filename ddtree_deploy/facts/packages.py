@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Set, Tuple
 from urllib.parse import unquote, urlsplit
 
+from packaging.utils import canonicalize_name
+
 from ddtree_deploy.abi.cuda import abi_tag, soname_cuda_major, tag_for_cuda
 from ddtree_deploy.abi.elf import SHARED_OBJECT_NAME, ElfError, ElfFile
 from ddtree_deploy.facts.files import read_bytes, read_text
@@ -41,11 +43,6 @@ class Distribution:
     info: Path  # the metadata folder, or the file of an old egg-info or egg-link
     digest: str
     top_level: List[str] = field(default_factory=list)
-
-
-def normalize(name: str) -> str:
-    """PEP 503."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def read_distributions(site: Path) -> List[Distribution]:
@@ -80,8 +77,8 @@ def _read(site: Path, info: Path) -> Optional[Distribution]:
         return None
     record = read_bytes(info / "RECORD")
     names = [line for line in read_text(info / "top_level.txt").split() if line.isidentifier()]
-    top_level = names or [normalize(name).replace("-", "_")]
-    normal = normalize(name)
+    top_level = names or [canonicalize_name(name).replace("-", "_")]
+    normal = canonicalize_name(name)
     requires = headers.get("requires-dist", [])
     objects = _shared_objects(record) if record is not None else _objects_below(site, import_entries(normal, str(site)))
     own = own_version(str(site), normal)
@@ -137,7 +134,7 @@ def _read_egg_link(path: Path) -> Optional[Distribution]:
     for info in sorted(folder.glob("*.egg-info")):
         headers = _headers(read_text(info / "PKG-INFO"))
         if "name" in headers and "version" in headers:
-            name = normalize(headers["name"][0])
+            name = canonicalize_name(headers["name"][0])
             package = Package(name, headers["version"][0], record=False, editable=str(folder))
             return Distribution(package, path, hashlib.sha256(str(folder).encode()).hexdigest())
     return None

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import List, Optional
 
+from packaging.utils import canonicalize_name
+
 from ddtree_deploy.errors import ExitCode, InputError
 from ddtree_deploy.patching import engine
 from ddtree_deploy.patching.engine import Released
 from ddtree_deploy.patching.export import export
-from ddtree_deploy.patching.installation import find_installation, normalize, site_packages_of
+from ddtree_deploy.patching.installation import find_installation, site_packages_of
 from ddtree_deploy.patching.model import FileState, PatchOutcome, PatchSet
 from ddtree_deploy.patching.series import load_patch_set, patch_sets
 from ddtree_deploy.patching.wheel import Wheel
@@ -81,7 +83,7 @@ def _target(path: Path, name: Optional[str]) -> tuple[Path, PatchSet]:
         raise InputError("no-patch-set", "no patch set comes with this installation", hint="name one with --patch-set")
     installed = find_installation(site, shipped[0].distribution)
     for patch_set in shipped:
-        same_engine = normalize(patch_set.distribution) == normalize(installed.distribution)
+        same_engine = canonicalize_name(patch_set.distribution) == canonicalize_name(installed.distribution)
         if same_engine and patch_set.version == installed.version:
             return site, patch_set
     known = ", ".join(patch_set.name for patch_set in shipped)
@@ -99,7 +101,7 @@ def _released(patch_set: PatchSet, wheel: Optional[Path]) -> Iterator[Optional[R
         yield None
         return
     with Wheel(wheel) as opened:
-        if (opened.distribution, opened.version) != (normalize(patch_set.distribution), patch_set.version):
+        if (opened.distribution, opened.version) != (canonicalize_name(patch_set.distribution), patch_set.version):
             raise InputError(
                 "wheel-version",
                 f"the wheel is {opened.distribution} {opened.version}, "

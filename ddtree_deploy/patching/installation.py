@@ -1,13 +1,14 @@
-"""Find the engine's distribution in a site-packages folder, from files only. Standard library only (agent-safe)."""
+"""Find the engine's distribution in a site-packages folder, from files only (agent-safe)."""
 
 from __future__ import annotations
 
 import email.parser
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import List, Optional
+
+from packaging.utils import canonicalize_name
 
 from ddtree_deploy.errors import InputError
 
@@ -61,15 +62,10 @@ def site_packages_of(path: Path) -> Path:
     raise InputError("no-venv", f"{what} below", where=str(path), hint="give a venv or a site-packages folder")
 
 
-def normalize(name: str) -> str:
-    """PEP 503."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def _installed(site_packages: Path, distribution: str) -> List[Installation]:
     found = []
     for folder in sorted(site_packages.glob("*.dist-info")):
-        if normalize(folder.name.split("-", 1)[0]) != normalize(distribution):
+        if canonicalize_name(folder.name.split("-", 1)[0]) != canonicalize_name(distribution):
             continue
         metadata = folder / "METADATA"
         if not metadata.is_file():

@@ -13,7 +13,7 @@ from ddtree_deploy.errors import InputError
 from ddtree_deploy.inventory import arguments
 from ddtree_deploy.inventory.validation import Finding, report, validate
 from ddtree_deploy.inventory.yaml_lines import Document, KeyPath, read_text, read_yaml
-from ddtree_deploy.named_files import find_named, known_names
+from ddtree_deploy.named_files import find_named
 from ddtree_deploy.profiles.file import VERBATIM, ExtraFileEntry, ProfileFile
 from ddtree_deploy.profiles.lock import parse_lock
 from ddtree_deploy.profiles.model import ExtraFile, Profile
@@ -90,11 +90,6 @@ def recipe_line(profile: Profile) -> str:
 def find_profile(name_or_path: str | Path, search: Sequence[Path] = ()) -> Path:
     """The file of a profile. Raises InputError ``unknown-profile`` with the names that are known."""
     return find_named("profile", name_or_path, [*search, data_dir("overlays")], _is_profile)
-
-
-def known_profiles(search: Sequence[Path] = ()) -> list[str]:
-    """Names of the shipped profiles and of those in the ``search`` folders, sorted."""
-    return known_names([*search, data_dir("overlays")], _is_profile)
 
 
 def _is_profile(path: Path) -> bool:
