@@ -168,8 +168,9 @@ def test_a_blob_that_nobody_has_is_an_error(target: Prepared) -> None:
     host = RecordedHost(facts=answer_facts)
     plan: Plan = provision_host(target, Connector(open_session=host.open), None, dry_run=True).value
     without = replace(target, profile=replace(target.profile, extra_files=[]))
-    with pytest.raises(StepError, match="libcuda"):
+    with pytest.raises(StepError, match="libcuda") as caught:
         find_blobs(without, plan)
+    assert (caught.value.id, caught.value.exit_code) == ("blob-unknown", 5)
 
 
 def test_plan_error_is_none_without_errors(target: Prepared) -> None:
