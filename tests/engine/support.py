@@ -39,13 +39,7 @@ def engine_python() -> str | None:
 
 def pair() -> Path:
     """Folder with `target` and `draft` of the nano pair (DDTREE_ENGINE_PAIR)."""
-    named = os.environ.get("DDTREE_ENGINE_PAIR")
-    if named:
-        return Path(named)
-    for candidate in ("models/nano", "demo/pairs/nano", "pairs/nano"):
-        if (PROJECT / candidate / "target").is_dir():
-            return PROJECT / candidate
-    raise FileNotFoundError("no nano pair: set DDTREE_ENGINE_PAIR to a folder with target/ and draft/")
+    return Path(os.environ.get("DDTREE_ENGINE_PAIR") or PROJECT / "pairs" / "nano")
 
 
 def prompts() -> list[list[int]]:
