@@ -119,7 +119,6 @@ def test_signals_end_a_run_as_interrupted(tmp_path: Path, number: signal.Signals
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where a shell's `&` started us
     )
     try:
         writer = _open_for_writing(pipe)  # now the command reads, and waits for what never comes
