@@ -224,8 +224,10 @@ class TestSource:
 
     def test_a_donor_that_is_none(self, small: Small) -> None:
         refused(small.program(), *QUICK, "--source", "donor:/nonexistent", code=3, id="donor-missing", says=("/nonex",))
-        says = ("sglang 0.5.11",)
-        refused(small.program(), *QUICK, "--source", f"donor:{small.base}", code=3, id="donor-lacks", says=says)
+        empty, says = make_plain_venv(small.folder / "empty"), ("sglang 0.5.11",)
+        refused(small.program(), *QUICK, "--source", f"donor:{empty}", code=3, id="donor-lacks", says=says)
+        says = ("is the base venv itself",)
+        refused(small.program(), *QUICK, "--source", f"donor:{small.base}", code=3, id="bad-source", says=says)
 
     def test_another_source_altogether(self, small: Small) -> None:
         refused(small.program(), *QUICK, "--source", "ftp:x", code=3, id="bad-source", says=("wheelhouse:FOLDER",))
