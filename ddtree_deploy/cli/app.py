@@ -19,6 +19,7 @@ from ddtree_deploy.cli import (
 )
 from ddtree_deploy.cli.context import AppContext
 from ddtree_deploy.cli.output import Output
+from ddtree_deploy.errors import InputError
 
 _GLOBAL = "Global options (ddtree-deploy --help) may follow the command: plan gpu1 --json."
 
@@ -111,7 +112,29 @@ _GROUPS: list[tuple[str, str, list[tuple[str, str, Callable[..., Any], list[str]
 
 def command() -> Any:
     """The command to run: a group that takes ``main(args, ...)``."""
-    return typer.main.get_command(_build())
+    built: Any = typer.main.get_command(_build())
+    _refuse_empty_values(built)
+    return built
+
+
+def _refuse_empty_values(command: Any) -> None:
+    """An option given as ``--to ''``, often a variable that is not set, must not mean the same as no option."""
+    for parameter in command.params:
+        if parameter.param_type_name == "option" and not parameter.is_flag:
+            parameter.process_value = _not_empty(parameter, parameter.process_value)
+    for sub in getattr(command, "commands", {}).values():
+        _refuse_empty_values(sub)
+
+
+def _not_empty(parameter: Any, process: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def checked(context: Any, value: Any) -> Any:
+        if value == "" or (isinstance(value, list | tuple) and "" in value):
+            name = max(parameter.opts, key=len)
+            hint = f"Give {name} a value, or leave it out."
+            raise InputError("empty-value", f"{name} is empty", where=name, hint=hint)
+        return process(context, value)
+
+    return checked
 
 
 def _build() -> typer.Typer:

@@ -116,9 +116,9 @@ def rollback(root: str, to: Optional[str]) -> Dict[str, Any]:
     """
     layout = Layout(root)
     require_root(layout)
-    with Lock(layout.lock, f"rollback --to {to}" if to else "rollback") as lock:
+    with Lock(layout.lock, f"rollback --to {to}" if to is not None else "rollback") as lock:
         current = current_release(layout)
-        target = to or previous_release(layout)
+        target = previous_release(layout) if to is None else to
         if target is None:
             raise InputError(
                 "nothing-to-roll-back",

@@ -49,6 +49,31 @@ def test_usage_errors_as_json(words: list[str]) -> None:
     assert ran.json["exit_code"] == 3
 
 
+EMPTY = {
+    "--to": ["rollback", "localhost", "--to", ""],
+    "--profile": ["plan", "localhost", "--profile", ""],
+    "--source": ["plan", "localhost", "--source="],
+    "--from": ["provision", "localhost", "--from", ""],
+    "--facts": ["plan", "localhost", "--facts", ""],
+    "--release": ["verify", "localhost", "--release", ""],
+    "--model": ["launch", "localhost", "--model", ""],
+    "--budget": ["launch", "localhost", "--budget="],
+    "--gpus": ["launch", "localhost", "--gpus", ""],
+    "--service": ["stop", "localhost", "--service", "gpu0", "--service", ""],
+    "--keep": ["prune", "localhost", "--keep", ""],
+    "--inventory": ["inventory", "check", "--inventory="],
+    "--wheel": ["patches", "export", "/venv", "--wheel", "", "--out", "x"],
+}
+
+
+@pytest.mark.parametrize("option", EMPTY)
+def test_an_empty_value_is_refused_by_the_name_of_its_option(option: str) -> None:
+    ran = run("--json", *EMPTY[option])
+    assert ran.code == 3
+    assert ran.json["error"]["id"] == "empty-value"
+    assert ran.json["error"]["where"] == option
+
+
 def test_unknown_host_names_the_known_ones(tmp_path: Path) -> None:
     ran = run("plan", "three", "--inventory", str(write_inventory(tmp_path)), "--json")
     assert ran.code == 3

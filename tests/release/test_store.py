@@ -100,6 +100,7 @@ def test_rollback_to_the_current_one_changes_nothing(three: Path) -> None:
     ("target", "id"),
     [
         ("gone-1", "no-such-release"),
+        ("", "bad-release-id"),
         ("../../etc", "bad-release-id"),
         ("r-9", "no-such-release"),
         ("junk", "release-incomplete"),
