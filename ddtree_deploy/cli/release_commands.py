@@ -66,6 +66,7 @@ def _draw_releases(console: Console, result: HostResult) -> None:
         console.print(table)
     for name in found["partial"]:
         console.print(f"{result.host}: {name} is being built, or was left by an interrupted run")
+    _draw_foreign(console, result)
 
 
 def _draw_rollback(console: Console, result: HostResult) -> None:
@@ -88,7 +89,13 @@ def _draw_prune(console: Console, result: HostResult) -> None:
         console.print(f"  - {release}", style="red")
     for release in found["kept"]:
         console.print(f"    {release['id']}  {release['why']}")
+    _draw_foreign(console, result)
     _draw_note(console, result)
+
+
+def _draw_foreign(console: Console, result: HostResult) -> None:
+    for name in result.value["foreign"]:
+        console.print(f"{result.host}: {name!r} among the releases is none, and is left alone", markup=False)
 
 
 def _draw_note(console: Console, result: HostResult) -> None:

@@ -160,5 +160,6 @@ class HostFacts:
     releases: List[ReleaseInfo] = field(default_factory=list)
     current: Optional[str] = None
     partial: List[str] = field(default_factory=list)
+    foreign: List[str] = field(default_factory=list)  # what is among the releases and not ours
     services: List[ServiceInfo] = field(default_factory=list)
     locked_by: Optional[str] = None

@@ -84,7 +84,7 @@ def _ours(layout: Layout) -> Dict[str, Any]:
     if not is_dir(layout.root):
         return {}
     from ddtree_deploy.release.lock import holder
-    from ddtree_deploy.release.store import current_release, list_releases
+    from ddtree_deploy.release.store import current_release, list_foreign, list_releases
     from ddtree_deploy.serve.operations import list_services
 
     releases: List[ReleaseInfo] = list_releases(str(layout.root))
@@ -93,6 +93,7 @@ def _ours(layout: Layout) -> Dict[str, Any]:
         "releases": releases,
         "current": current_release(layout),
         "partial": sorted(path.name for path in layout.releases.glob("*" + PARTIAL)),
+        "foreign": list_foreign(str(layout.root)),
         "services": services,
         "locked_by": holder(layout.lock),
     }

@@ -78,6 +78,9 @@ def _plan_new(inputs: PlanInputs, plan: Plan, existing: ReleaseInfo | None, plan
         if existing.current:  # prune keeps what is current
             hint = f"It is current, and damaged: go back (ddtree-deploy rollback {plan.host}), or remove it by hand."
         problems.append(error("release-incomplete", message, hint))
+    elif plan.release_id in inputs.facts.foreign:
+        message = f"{plan.root}/releases/{plan.release_id} exists and is no release: it has no record"
+        problems.append(error("release-incomplete", message, "Look at it, then remove it or move it away."))
     base = usable_base(inputs.facts)
     changes = _Changes()
     if base is not None:

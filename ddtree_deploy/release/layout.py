@@ -19,9 +19,14 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}\Z")
 _BAD_IN_ROOT = re.compile("[:'\"\\\\$`\x00-\x1f]")
 
 
+def is_release_id(name: str) -> bool:
+    """Whether a folder of this name under ``releases/`` can be a release."""
+    return bool(_ID.match(name)) and not name.endswith((PARTIAL, REMOVING))
+
+
 def check_release_id(release_id: str) -> str:
     """``release_id`` if it may be a folder's name under ``releases/``; raises InputError ``bad-release-id``."""
-    if not isinstance(release_id, str) or not _ID.match(release_id) or release_id.endswith((PARTIAL, REMOVING)):
+    if not isinstance(release_id, str) or not is_release_id(release_id):
         raise InputError(
             "bad-release-id",
             f"{release_id!r} is not a release id",

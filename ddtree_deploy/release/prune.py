@@ -15,6 +15,8 @@ from ddtree_deploy.release.layout import PARTIAL, REMOVING, Layout
 from ddtree_deploy.release.lock import Lock
 from ddtree_deploy.release.store import (
     current_release,
+    leads_to_partial,
+    list_foreign,
     list_releases,
     previous_release,
     read_record,
@@ -29,8 +31,9 @@ def prune(root: str, keep: Any, progress: ProgressSink) -> Dict[str, Any]:
     """Keep the ``keep`` newest releases; remove the others and what only they needed in the cache.
 
     Never removed: the current release, the one before it, and one that a service of ours was started from. Returns
-    {removed: [id], kept: [{id, why}], cache_removed: [name], freed_bytes, note}. ``freed_bytes`` is what the disk
-    gained (files shared with the base venv free nothing). Raises InputError ``bad-keep``, LockedError.
+    {removed: [id], kept: [{id, why}], foreign: [name], cache_removed: [name], freed_bytes, note}. ``foreign``: what is
+    there besides, and stays. ``freed_bytes`` is what the disk gained (files shared with the base venv free nothing).
+    Raises InputError ``bad-keep``, LockedError.
     """
     if not isinstance(keep, int) or isinstance(keep, bool) or keep < 0:
         raise InputError("bad-keep", f"--keep must be a whole number from 0, not {keep!r}")
@@ -66,6 +69,7 @@ def prune(root: str, keep: Any, progress: ProgressSink) -> Dict[str, Any]:
         return {
             "removed": removed,
             "kept": kept,
+            "foreign": list_foreign(root),
             "cache_removed": cache,
             "freed_bytes": max(_free(layout) - free_before, 0),
             "note": lock.note,
@@ -89,8 +93,7 @@ def clean_leftovers(layout: Layout, journal: Journal, progress: ProgressSink) ->
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    # A symlink among the releases is the one that leads to a `.partial` while it is being built.
-                    if entry.name.endswith((PARTIAL, REMOVING)) or entry.is_symlink():
+                    if entry.name.endswith((PARTIAL, REMOVING)) or leads_to_partial(entry):
                         doomed.append(entry.path)
         except (FileNotFoundError, NotADirectoryError):
             continue

@@ -14,7 +14,7 @@ from ddtree_deploy.errors import DeployError, InputError, StepError
 from ddtree_deploy.facts.model import ReleaseInfo
 from ddtree_deploy.release.files import sync_folder
 from ddtree_deploy.release.journal import Journal, activation_stack, read_journal
-from ddtree_deploy.release.layout import PARTIAL, RECORD, REMOVING, Layout
+from ddtree_deploy.release.layout import PARTIAL, RECORD, REMOVING, Layout, is_release_id
 from ddtree_deploy.release.lock import Lock
 from ddtree_deploy.release.model import ReleaseRecord
 
@@ -38,7 +38,8 @@ def current_release(layout: Layout) -> Optional[str]:
 
 
 def list_releases(root: str) -> List[ReleaseInfo]:
-    """All releases under ``root``, oldest first. Folders being built or removed are not releases."""
+    """All releases under ``root``, oldest first; ``complete`` is false where the record cannot be read. Folders being
+    built or removed, and those of others (:func:`list_foreign`), are not releases."""
     layout = Layout(root)
     current = current_release(layout)
     found = []
@@ -72,6 +73,28 @@ def list_partial(root: str) -> List[str]:
     except OSError:
         return []
     return sorted(name for name in names if name.endswith((PARTIAL, REMOVING)))
+
+
+def list_foreign(root: str) -> List[str]:
+    """Names of what is under ``releases`` and no run of ours made: it is left alone."""
+    layout = Layout(root)
+    ours = set(_release_names(layout))
+    try:
+        with os.scandir(layout.releases) as entries:
+            return sorted(
+                entry.name
+                for entry in entries
+                if entry.name not in ours
+                and not entry.name.endswith((PARTIAL, REMOVING))
+                and not leads_to_partial(entry)
+            )
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def leads_to_partial(entry: os.DirEntry[str]) -> bool:
+    """True for the symlink that has a release's name while it is being built."""
+    return entry.is_symlink() and os.readlink(entry.path).endswith(PARTIAL)
 
 
 def history(layout: Layout) -> List[str]:
@@ -136,7 +159,7 @@ def rollback(root: str, to: Optional[str]) -> Dict[str, Any]:
 
 
 def op_list(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
-    """Op ``releases.list``: {root} -> {releases: [ReleaseInfo], current, previous, partial}."""
+    """Op ``releases.list``: {root} -> {releases: [ReleaseInfo], current, previous, partial, foreign}."""
     root = str(params["root"])
     layout = Layout(root)
     return {
@@ -144,6 +167,7 @@ def op_list(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
         "current": current_release(layout),
         "previous": previous_release(layout),
         "partial": list_partial(root),
+        "foreign": list_foreign(root),
     }
 
 
@@ -201,12 +225,16 @@ def require_root(layout: Layout) -> None:
 
 
 def _release_names(layout: Layout) -> List[str]:
+    """Folders with a release's name and a record, readable or not; and what is current, even if its record is gone."""
+    current = current_release(layout)
     try:
         with os.scandir(layout.releases) as entries:
             return sorted(
                 entry.name
                 for entry in entries
-                if entry.is_dir(follow_symlinks=False) and not entry.name.endswith((PARTIAL, REMOVING))
+                if entry.is_dir(follow_symlinks=False)
+                and is_release_id(entry.name)
+                and (entry.name == current or os.path.lexists(os.path.join(entry.path, RECORD)))
             )
     except (FileNotFoundError, NotADirectoryError):
         return []

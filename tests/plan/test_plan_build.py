@@ -92,6 +92,9 @@ def test_a_release_that_is_not_complete_is_in_the_way() -> None:
     assert not broken.pending
     current = build_plan(inputs_of(with_release({}, plan, current=True, complete=False)))
     assert "rollback" in str(current.errors[0].hint)  # prune would keep it
+    foreign = build_plan(inputs_of({"facts": {"foreign": ["other", plan.release_id]}}))
+    assert [problem.id for problem in foreign.errors] == ["release-incomplete"]
+    assert "prune" not in str(foreign.errors[0].hint)  # it would leave it alone
 
 
 def test_a_finished_host_with_a_new_problem_is_told_of_it() -> None:

@@ -64,18 +64,19 @@ def test_list(three: Path) -> None:
     (three / "releases" / "r-4.partial").mkdir()
     (three / "releases" / "r-4").symlink_to("r-4.partial")
     (three / "releases" / "junk").mkdir()
+    (three / "releases" / "r-1" / ".ddtree" / "release.json").write_text("{")
     result = op_list({"root": str(three)}, silent)
-    assert [(release["id"], release["current"], release["complete"]) for release in result["releases"]][:3] == [
-        ("r-1", False, True),
+    assert sorted((release["id"], release["current"], release["complete"]) for release in result["releases"]) == [
+        ("r-1", False, False),
         ("r-2", False, True),
         ("r-3", True, True),
     ]
     assert (result["current"], result["previous"], result["partial"]) == ("r-3", "r-2", ["r-4.partial"])
-    assert [release["complete"] for release in result["releases"] if release["id"] == "junk"] == [False]
+    assert result["foreign"] == ["junk"]
 
 
 def test_list_of_nothing(root: Path) -> None:
-    expected = {"releases": [], "current": None, "previous": None, "partial": []}
+    expected = {"releases": [], "current": None, "previous": None, "partial": [], "foreign": []}
     assert op_list({"root": str(root)}, silent) == expected
 
 
@@ -205,6 +206,31 @@ def test_prune_cleans_the_cache_and_what_was_interrupted(three: Path) -> None:
     assert sorted(path.name for path in blobs.iterdir()) == ["a" * 64, "c" * 64]  # the young one may be on its way
     assert sorted(result["cache_removed"]) == ["b" * 64, "unused"]
     assert not (three / "current.1.tmp").is_symlink()
+
+
+def test_prune_leaves_what_is_not_ours_alone(three: Path) -> None:
+    releases = three / "releases"
+    foreign = ["-x", ".trash", "lost+found", "my backup", "notes", "old", "to-elsewhere"]
+    for name in (".trash", "-x", "lost+found", "my backup", "old"):
+        (releases / name / "data").mkdir(parents=True)
+    (releases / "notes").write_text("x")
+    (releases / "to-elsewhere").symlink_to("/usr")
+    (releases / "r-1" / ".ddtree" / "release.json").write_text("{")  # damaged, and ours
+    before = op_list({"root": str(three)}, silent)
+    assert [release["id"] for release in before["releases"] if release["complete"]] == ["r-2", "r-3"]
+    assert before["foreign"] == foreign
+    result = prune(str(three), 1, silent)
+    assert result["removed"] == ["r-1"]
+    assert result["foreign"] == foreign
+    assert sorted(path.name for path in releases.iterdir()) == sorted([*foreign, "r-2", "r-3"])
+    assert (releases / "my backup" / "data").is_dir()
+
+
+def test_a_current_release_without_record_is_listed_as_incomplete(three: Path) -> None:
+    (three / "releases" / "r-3" / ".ddtree" / "release.json").unlink()
+    last = {release.id: release for release in list_releases(str(three))}["r-3"]
+    assert (last.current, last.complete) == (True, False)
+    assert prune(str(three), 0, silent)["removed"] == ["r-1"]
 
 
 def test_prune_twice_removes_nothing_more(three: Path) -> None:
