@@ -12,6 +12,8 @@ import os
 import re
 import struct
 from dataclasses import dataclass, field
+from pathlib import Path
+from stat import S_ISREG
 from typing import Dict, FrozenSet, List, Optional, Tuple
 
 MACHINES = {62: "x86_64", 183: "aarch64", 3: "i386", 40: "arm", 243: "riscv64", 21: "ppc64le", 22: "s390x"}
@@ -28,7 +30,10 @@ _VERSION_LIMIT = 4096  # more entries than this in a version table means that th
 
 
 class ElfError(Exception):
-    """Why a file could not be read: ``kind`` is not-elf | linker-script | truncated | corrupt | other-class | empty."""
+    """Why a file could not be read.
+
+    ``kind`` is not-elf | linker-script | truncated | corrupt | other-class | empty | special.
+    """
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -62,6 +67,8 @@ class ElfFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        if not S_ISREG(Path(path).stat().st_mode):  # opening a pipe waits for its writer
+            raise ElfError("special", "a pipe, socket or device, which the audit does not open")
         self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         try:
             self.size = os.fstat(self._fd).st_size

@@ -115,6 +115,8 @@ def complete(environment: Environment) -> Environment:
     tree = environment.tree
     if environment.system_site:
         extra = scan([path for path in environment.system_site if path not in tree.roots])
+        extra.broken += tree.broken
+        extra.special += tree.special
         tree = environment.tree = extra.overlay(tree.files)
         tree.roots = [*environment.site, *environment.system_site]
     real_sites = [*environment.site, *environment.system_site]
@@ -156,6 +158,8 @@ def _locate(where: str) -> Tuple[str, List[str]]:
 
 
 def _pyvenv(prefix: str) -> Dict[str, str]:
+    if not Path(prefix, "pyvenv.cfg").is_file():
+        return {}
     try:
         lines = Path(prefix, "pyvenv.cfg").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -88,8 +88,8 @@ EXPLANATIONS: Dict[str, Explanation] = {
     ),
     "broken-shared-object": Explanation(
         "A file named .so is not a usable shared object",
-        "The file is empty, cut off, a Git LFS pointer, a dangling link or otherwise no ELF file: an interrupted "
-        "download or copy, a full disk, a cache that was cleaned.",
+        "The file is empty, cut off, a Git LFS pointer, a dangling link, a pipe, a device or otherwise no ELF file: an "
+        "interrupted download or copy, a full disk, a cache that was cleaned.",
         "ImportError: file too short; invalid ELF header",
     ),
     "wrong-machine": Explanation(

@@ -7,8 +7,9 @@ not exist yet. Paths are POSIX, absolute and logical: what the file will be call
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from stat import S_ISREG
 from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 
@@ -31,6 +32,7 @@ class Tree:
     broken: List[str] = field(default_factory=list)  # symlinks that lead nowhere
     roots: List[str] = field(default_factory=list)
     unreadable: List[str] = field(default_factory=list)
+    special: List[str] = field(default_factory=list)  # pipes, sockets, devices: to open one may wait forever
 
     def find(self, path: str) -> Optional[Entry]:
         """The entry at a logical path, also through a folder alias."""
@@ -49,12 +51,21 @@ class Tree:
     def without(self, paths: Iterable[str]) -> Tree:
         """The tree after these files are removed."""
         gone = set(paths)
-        files = {path: entry for path, entry in self.files.items() if path not in gone}
-        return Tree(files, self.aliases, [path for path in self.broken if path not in gone], self.roots)
+        return replace(
+            self,
+            files={path: entry for path, entry in self.files.items() if path not in gone},
+            broken=[path for path in self.broken if path not in gone],
+            special=[path for path in self.special if path not in gone],
+        )
 
     def overlay(self, files: Dict[str, Entry]) -> Tree:
         """The tree after these files are written over it."""
-        return Tree({**self.files, **files}, self.aliases, [p for p in self.broken if p not in files], self.roots)
+        return replace(
+            self,
+            files={**self.files, **files},
+            broken=[path for path in self.broken if path not in files],
+            special=[path for path in self.special if path not in files],
+        )
 
 
 def scan(roots: Iterable[str]) -> Tree:
@@ -101,5 +112,8 @@ def _scan_root(tree: Tree, root: str) -> None:
                 stat = entry.stat()
             except OSError:
                 tree.broken.append(entry.path)
+                continue
+            if not S_ISREG(stat.st_mode):
+                tree.special.append(entry.path)
                 continue
             tree.files[entry.path] = Entry(entry.path, stat.st_size, stat.st_mtime_ns, stat.st_dev, stat.st_ino)

@@ -15,6 +15,7 @@ _WORDS = {
     "empty": "is empty",
     "not-elf": "is not a shared object",
     "unreadable": "cannot be read",
+    "special": "is no regular file",
 }
 
 
@@ -31,9 +32,12 @@ def check(context: Context) -> List[Finding]:
             findings.append(_broken(context, path, problem.kind, problem.message))
         elif info is not None and info.machine != context.host.machine:
             findings += _wrong_machine(context, path, f"file for {info.machine}")
-    findings += [
-        _dangling(context, path) for path in context.environment.tree.broken if re.search(r"\.so(\.\d+)*$", path)
-    ]
+    tree = context.environment.tree
+    findings += [_dangling(context, path) for path in tree.broken if re.search(r"\.so(\.\d+)*$", path)]
+    for path in tree.special:
+        if re.search(r"\.so(\.\d+)*$", path):
+            detail = "a pipe, socket or device, which the audit does not open"
+            findings.append(_broken(context, path, "special", detail))
     return findings
 
 

@@ -143,7 +143,7 @@ def _missing(context: Context) -> List[Finding]:
 
 def _exists(context: Context, path: str) -> bool:
     tree = context.environment.tree
-    if tree.find(path) is not None or path in tree.broken:  # a dangling link is told apart
+    if tree.find(path) is not None or path in tree.broken or path in tree.special:  # these are told apart
         return True
     return not tree.covers(path) and Path(path).exists()
 
