@@ -133,7 +133,7 @@ def logs(
 def stop(context: typer.Context, hosts: Hosts, service: Services = None) -> None:
     """Stop services, and see to it that their processes are gone and their GPUs free."""
     app = app_context(context)
-    work = call_op("service.stop", lambda host: {"root": host.root, "services": service or None}, lambda result: 0)
+    work = call_op("service.stop", lambda host: {"root": host.root, "services": service or None}, _stop_code)
     run_on_hosts(app, "stop", app.hosts(hosts), work, _draw_stopped)
 
 
@@ -148,7 +148,7 @@ def restart(
     """Stop services and start them again with the settings they have."""
     app = app_context(context)
     work = call_op(
-        "service.restart", lambda host: {"root": host.root, "services": service or None, "wait": wait}, lambda result: 0
+        "service.restart", lambda host: {"root": host.root, "services": service or None, "wait": wait}, _stop_code
     )
     run_on_hosts(app, "restart", app.hosts(hosts), work, _draw_services)
 
@@ -169,8 +169,15 @@ def _indices(text: str | None) -> list[int] | None:
 def _status_code(result: dict[str, Any]) -> int:
     from ddtree_deploy.errors import ExitCode
 
-    broken = any(service["state"] in ("failed", "dead") for service in result["services"])
+    broken = any(service["state"] in ("failed", "dead", "unknown") for service in result["services"])
     return int(ExitCode.PROBLEMS if broken else ExitCode.OK)
+
+
+def _stop_code(result: dict[str, Any]) -> int:
+    from ddtree_deploy.errors import ExitCode
+
+    left = any(service["state"] == "unknown" for service in result["services"])
+    return int(ExitCode.PROBLEMS if left else ExitCode.OK)
 
 
 def _follow(app: AppContext, host: HostSettings, params: dict[str, Any]) -> None:
@@ -229,4 +236,6 @@ def _draw_stopped(console: Console, result: HostResult) -> None:
         console.print(f"{result.host}: no services")
     for service in services:
         what = "stopped" if service["changed"] else f"nothing to do, it is {service['state']}"
+        if service["state"] == "unknown":
+            what = f"left as it is, its state is unknown: {service['detail']}"
         console.print(f"{result.host}: {service['name']}: {what}")

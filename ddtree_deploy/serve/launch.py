@@ -23,7 +23,7 @@ from ddtree_deploy.serve.manager import start_service
 from ddtree_deploy.serve.ports import DEFAULT_RANGE, allocate
 from ddtree_deploy.serve.settings import LaunchSettings, base_spec, check_auto_budget, parse_ports, read_settings
 from ddtree_deploy.serve.spec import ServiceFolder, ServiceSpec, service_folders
-from ddtree_deploy.serve.state import LIVING, read_state, service_info
+from ddtree_deploy.serve.state import LIVING, read_state, service_info, unknown_info, unreadable
 from ddtree_deploy.serve.stop import stop_service
 
 _POLL_S = 0.3
@@ -68,20 +68,27 @@ def op_launch(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
 def op_restart(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     """Stop services and start them again with the settings, secrets and ports they have.
 
-    params: ``{"root", "services": names or None for all, "wait": bool}``. Result and errors as ``op_launch``.
+    params: ``{"root", "services": names or None for all, "wait": bool}``. Result and errors as ``op_launch``. One
+    whose files cannot be read is left as it is: its state is ``unknown``.
     """
     layout = layout_of(params)
     folders = pick_services(layout, params.get("services"))
     targets = []
+    unknown = []
     with Lock(layout.services / ".lock", "restart"):
         for folder in folders:
+            error = unreadable(folder)
+            if error is not None:
+                unknown.append({**codec.to_dict(unknown_info(folder, error)), "changed": False})
+                continue
             spec = folder.spec()
             assert spec is not None  # pick_services returns launched ones
             release_python(Path(spec.release))
             stop_service(folder, progress)
             targets.append(_Target(folder, spec, uuid.uuid4().hex))
             start_service(folder, targets[-1].launch or "")
-    return _wait_for(targets, bool(params.get("wait", True)), progress)
+    result = _wait_for(targets, bool(params.get("wait", True)), progress)
+    return {**result, "services": result["services"] + unknown}
 
 
 def layout_of(params: Dict[str, Any]) -> Layout:

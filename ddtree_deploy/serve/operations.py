@@ -15,7 +15,7 @@ from ddtree_deploy.serve import readiness
 from ddtree_deploy.serve.launch import layout_of, op_launch, op_restart, pick_services
 from ddtree_deploy.serve.logs import find_cause, read_from, tail
 from ddtree_deploy.serve.spec import API_KEY, ServiceFolder, ServiceSpec, service_folders
-from ddtree_deploy.serve.state import ProbeResult, read_state, service_info
+from ddtree_deploy.serve.state import ProbeResult, read_state, service_info, unknown_info, unreadable
 from ddtree_deploy.serve.stop import stop_service
 
 __all__ = ["list_services", "op_launch", "op_logs", "op_restart", "op_status", "op_stop"]
@@ -35,7 +35,7 @@ def list_services(root: Path) -> List[ServiceInfo]:
             if spec is not None:
                 found.append(service_info(spec, read_state(folder)))
         except (DeployError, OSError) as error:
-            found.append(ServiceInfo(folder.name, "unknown", detail=str(error)))
+            found.append(unknown_info(folder, error))
     return found
 
 
@@ -47,6 +47,7 @@ def op_status(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     ``last_lines`` and ``cause`` of a failed one, ``probe`` (the last completion: ok, at, seconds, text, error) and
     ``tokens_per_step`` of a speculative one that has answered something. A ready service is asked for a token or a few,
     unless somebody asks already; a probe that fails is shown and changes nothing: a long prefill is no failure.
+    One whose files cannot be read has the state ``unknown``, and ``detail`` says why.
     """
     layout = layout_of(params)
     names = params.get("services")
@@ -89,14 +90,20 @@ def op_stop(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     """Stop services, all by default, and see to it that no process of theirs is left.
 
     params: ``{"root", "services": names or None}``. Result: ``{"services": [{"name", "changed", "state"}],
-    "changed"}``. Stopping what does not run is fine. Raises InputError ``no-such-service``, StepError
-    ``processes-left`` or ``gpu-held``.
+    "changed"}``. Stopping what does not run is fine. One whose files cannot be read is ``unknown``, with
+    ``detail``; the others are stopped. Raises InputError ``no-such-service``, StepError ``processes-left`` or
+    ``gpu-held``.
     """
     layout = layout_of(params)
     names = params.get("services")
     folders = service_folders(layout.root) if names is None else pick_services(layout, names)
     services = []
     for folder in folders:
+        error = unreadable(folder)
+        if error is not None:
+            info = unknown_info(folder, error)
+            services.append({"name": info.name, "changed": False, "state": info.state, "detail": info.detail})
+            continue
         changed = stop_service(folder, progress)
         state = read_state(folder)
         services.append({"name": folder.name, "changed": changed, "state": state.state if state else "stopped"})
@@ -104,6 +111,9 @@ def op_stop(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
 
 
 def _status(folder: ServiceFolder, probe: bool, timeout: float) -> Dict[str, Any]:
+    error = unreadable(folder)
+    if error is not None:
+        return {**codec.to_dict(unknown_info(folder, error)), "log": str(folder.log)}
     spec, state = folder.spec(), read_state(folder)
     assert spec is not None  # service_folders returns launched ones
     known: Dict[str, Any] = {

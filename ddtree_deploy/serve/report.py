@@ -31,7 +31,7 @@ def render(console: Console, services: Iterable[Mapping[str, Any]], *, host: str
         table.add_row(Text(str(service["name"])), state, *(Text(cell) for cell in _cells(service)))
     console.print(table)
     for service in known:
-        if service["state"] in ("failed", "dead"):
+        if service["state"] in ("failed", "dead", "unknown"):
             console.print(Text(f"\n{service['name']}: {service.get('cause') or service['detail'] or ''}", style="red"))
             for line in service.get("last_lines") or []:
                 console.print(Text(f"  {line}"))
@@ -40,6 +40,8 @@ def render(console: Console, services: Iterable[Mapping[str, Any]], *, host: str
 
 
 def _cells(service: Mapping[str, Any]) -> list[str]:
+    if service["state"] == "unknown":
+        return []
     gpu = "CPU" if service["gpu_index"] is None else f"{service['gpu_index']} {service['gpu_uuid'] or ''}".strip()
     budget = f" {service['budget']}" if service["budget"] is not None else ""
     return [

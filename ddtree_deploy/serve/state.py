@@ -7,12 +7,13 @@ from datetime import datetime, timezone
 from typing import Any, Dict, List, Optional
 
 from ddtree_deploy import codec
-from ddtree_deploy.errors import DeployError
+from ddtree_deploy.errors import DeployError, InputError
 from ddtree_deploy.facts.model import ServiceInfo
 from ddtree_deploy.serve.process import ProcessIdentity, is_alive
 from ddtree_deploy.serve.spec import ServiceFolder, ServiceSpec, write_atomic
 
 LIVING = ("starting", "ready", "stopping")
+_WRITTEN = (*LIVING, "stopped", "failed")
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,18 @@ def timestamp() -> str:
 
 
 def read_state(folder: ServiceFolder) -> Optional[ServiceState]:
-    """The state as it is now: ``dead`` if it claims to live and its supervisor does not. None if never started."""
+    """The state as it is now: ``dead`` if it claims to live and its supervisor does not. None if never started.
+
+    Raises InputError ``bad-document``.
+    """
     state = folder.read(folder.state_file, ServiceState)
+    if state is not None and state.state not in _WRITTEN:
+        raise InputError(
+            "bad-document",
+            f"there is no state {state.state!r}",
+            where=str(folder.state_file),
+            hint=f"stop the service with the version that launched it, then remove {folder.path}",
+        )
     if state is not None and state.state in LIVING and not is_alive(state.supervisor):
         return replace(state, state="dead", phase="its supervisor is gone (killed, or the host was restarted)")
     return state
@@ -65,6 +76,24 @@ def read_state(folder: ServiceFolder) -> Optional[ServiceState]:
 
 def write_state(folder: ServiceFolder, state: ServiceState) -> None:
     write_atomic(folder.state_file, codec.dumps(state), 0o644)
+
+
+def unreadable(folder: ServiceFolder) -> Optional[Exception]:
+    """Why the files of a service say nothing; None if they do."""
+    try:
+        folder.spec()
+        read_state(folder)
+    except (DeployError, OSError) as error:
+        return error
+    return None
+
+
+def unknown_info(folder: ServiceFolder, error: Exception) -> ServiceInfo:
+    """A service whose files cannot be read: where, why and what to do are its ``detail``."""
+    detail = str(error)
+    if isinstance(error, DeployError):
+        detail = "; ".join(filter(None, [error.where, error.message, error.hint]))
+    return ServiceInfo(folder.name, "unknown", detail=detail)
 
 
 def service_info(spec: ServiceSpec, state: Optional[ServiceState]) -> ServiceInfo:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -15,15 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from served_host import PORTS, Host
 
 from ddtree_deploy.agent.bundle import build_bundle
 from ddtree_deploy.agent.protocol import Progress, silent
 from ddtree_deploy.errors import DeployError, InputError, StepError
-from ddtree_deploy.serve.operations import list_services, op_launch, op_logs, op_restart
+from ddtree_deploy.serve.operations import list_services, op_launch, op_logs, op_restart, op_status
 from ddtree_deploy.serve.ports import allocate, is_free
 from ddtree_deploy.serve.process import identify, is_alive, send_signal, service_processes
 from ddtree_deploy.serve.readiness import complete
+from ddtree_deploy.serve.report import render
 
 
 def processes(host: Host) -> list[int]:
@@ -323,12 +326,30 @@ def test_files_of_another_version_are_an_error_that_says_so(host: Host) -> None:
     folder.path.mkdir(parents=True)
     folder.spec_file.write_text('{"from": "the future"}')
     assert [info.state for info in list_services(host.root)] == ["unknown"]
-    with pytest.raises(InputError) as caught:
-        host.status()
-    assert caught.value.id == "bad-document"
-    assert str(folder.path) in str(caught.value.hint)
+    shown = host.status()
+    assert shown["state"] == "unknown"
+    assert str(folder.path) in shown["detail"]
     folder.spec_file.unlink()
     assert list_services(host.root) == []
+
+
+@pytest.mark.parametrize("damage", ["spec", "state", "wrong state"])
+def test_a_damaged_service_does_not_hinder_the_others(host: Host, damage: str) -> None:
+    host.launch()
+    damaged = host.folder("a")
+    damaged.path.mkdir()
+    damaged.spec_file.write_text("{" if damage == "spec" else host.folder().spec_file.read_text())
+    damaged.state_file.write_text({"spec": "{}", "state": "[", "wrong state": '{"state": "sleeping"}'}[damage])
+    root = {"root": str(host.root)}
+    for services in (op_status(root, silent)["services"], op_restart(root, silent)["services"]):
+        assert {service["name"]: service["state"] for service in services} == {"a": "unknown", "cpu": "ready"}
+        console = Console(file=io.StringIO(), width=200)
+        render(console, services)
+        assert str(damaged.path) in console.file.getvalue()  # type: ignore[attr-defined]
+    stopped = {service["name"]: service for service in host.stop()["services"]}
+    assert (stopped["cpu"]["changed"], stopped["a"]["state"]) == (True, "unknown")
+    assert str(damaged.path) in stopped["a"]["detail"]
+    assert not processes(host)
 
 
 def test_not_waiting(host: Host) -> None:
