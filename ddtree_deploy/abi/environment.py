@@ -100,7 +100,7 @@ def load_environment(path: str) -> Environment:
     python = _python_version(sites, config, interpreter)
     fitting = [site for site in sites if python is None or _site_python(site) in (None, python)]
     sites = fitting or sites
-    tree = scan(sites)
+    tree = scan(sites, prefix)
     sites = [site for site in sites if site not in tree.aliases]
     environment = Environment(prefix=prefix, site=sites, python=python, tree=tree, interpreter=interpreter)
     environment.dangling_interpreter = _dangling(prefix)
@@ -117,6 +117,8 @@ def complete(environment: Environment) -> Environment:
         extra = scan([path for path in environment.system_site if path not in tree.roots])
         extra.broken += tree.broken
         extra.special += tree.special
+        extra.outside.update(tree.outside)
+        extra.aliases.update(tree.aliases)
         tree = environment.tree = extra.overlay(tree.files)
         tree.roots = [*environment.site, *environment.system_site]
     real_sites = [*environment.site, *environment.system_site]

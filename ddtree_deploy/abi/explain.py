@@ -92,6 +92,13 @@ EXPLANATIONS: Dict[str, Explanation] = {
         "interrupted download or copy, a full disk, a cache that was cleaned.",
         "ImportError: file too short; invalid ELF header",
     ),
+    "link-outside": Explanation(
+        "A linked folder outside of the environment was not looked at",
+        "A link among the packages leads to a folder elsewhere that is no installed package. The audit stays inside: "
+        "such a link can lead to a whole disk. Linked packages, links inside the environment and links to single "
+        "files are followed.",
+        "nothing by itself",
+    ),
     "wrong-machine": Explanation(
         "A module is built for another machine",
         "The ELF header names another architecture than the host's: the environment was copied or installed elsewhere.",
