@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddtree_deploy.inventory.validation import found, wrong
-from ddtree_deploy.serve.command import OWNED_OPTIONS, SECRET_OPTIONS
+from ddtree_deploy.serve.command import OWNED_OPTIONS, SECRET_OPTIONS, stands_for
 
 Flags = dict[str, "list[list[str]] | None"]
 """``--flag`` -> its occurrences, each with its values; None takes the flag of a lower layer back."""
@@ -47,11 +47,13 @@ def to_list(flags: Flags) -> list[str]:
 
 
 def _check_flag(flag: str) -> None:
-    if flag in SECRET_OPTIONS:
-        raise wrong("secret-in-plain-text", f"{flag} is not given on a command line", "use api_key: env:NAME")
-    if flag in OWNED_OPTIONS:
-        raise wrong("reserved-engine-argument", f"{flag} is chosen at launch", f"use {OWNED_OPTIONS[flag]} instead")
-    if len(flag) < 3 or any(character.isspace() for character in flag):
+    secret, owned = stands_for(flag, SECRET_OPTIONS), stands_for(flag, OWNED_OPTIONS)
+    if secret is not None:
+        raise wrong("secret-in-plain-text", f"{secret} is not given on a command line", "use api_key: env:NAME")
+    if owned is not None:
+        meant = owned if flag == owned else f"{flag} (taken for {owned})"
+        raise wrong("reserved-engine-argument", f"{meant} is chosen at launch", f"use {OWNED_OPTIONS[owned]} instead")
+    if len(flag) < 3 or any(character.isspace() or character == "=" for character in flag):
         raise wrong("bad-engine-argument", f"{flag!r} is not a flag", "one flag an item, values as items of their own")
 
 

@@ -19,6 +19,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?)*\.?")
 _SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIALS?)$", re.I)
+# http's user alone is a token, as a rule; other schemes name one (ssh://git@host)
+_SECRET_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s:@]*:[^/?#\s@]+@|https?://[^/?#\s@]+@", re.I)
 
 
 def _text(value: str) -> str:
@@ -182,6 +184,13 @@ def _variable(name: str, value: Any) -> Optional[EnvironmentValue]:
         if problem:
             raise wrong("bad-environment", problem, "write {value: TEXT} for text that is no reference", at)
         return EnvironmentValue(reference=text)
+    if _SECRET_URL.search(text):
+        raise wrong(
+            "secret-in-plain-text",
+            "expected a URL without user and password, found one with them (not shown)",
+            f"put the whole text into a variable or file and write {name}: env:NAME or file:PATH",
+            at,
+        )
     if not literal and text and _SECRET_NAME.search(name) and not re.fullmatch(r"\d+|true|false", text):
         raise wrong(
             "secret-in-plain-text",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.serve.spec import ServiceSpec
@@ -23,6 +23,7 @@ OWNED_OPTIONS: Dict[str, str] = {
     "--speculative-ddtree-budget": "budget",
     "--base-gpu-id": "gpus",
 }
+_OTHERS = ("--ssl-keyfile",)  # the engine's own options whose names begin one of the above
 
 
 def engine_command(spec: ServiceSpec, engine_config: Path) -> List[str]:
@@ -76,6 +77,19 @@ def option_value(arguments: Sequence[str], name: str) -> Optional[str]:
     return value
 
 
+def stands_for(flag: str, options: Iterable[str]) -> Optional[str]:
+    """The one of ``options`` that ``flag`` is or may be taken for, else None.
+
+    The engine takes any beginning of an option's name for the option (``--api-k``); ``_`` for ``-`` it refuses, but
+    its command line would have shown the value by then.
+    """
+    name = "--" + flag.partition("=")[0].lstrip("-").replace("_", "-").lower()
+    if name in _OTHERS or len(name) < len("--xx"):  # one letter begins too many for the engine to take it
+        return None
+    known = sorted(options, key=len)
+    return name if name in known else next((option for option in known if option.startswith(name)), None)
+
+
 def check_engine_arguments(arguments: Sequence[str], api_key: bool) -> None:
     """Refuse engine arguments that would show a secret or contradict what ``launch`` decides (InputError)."""
     for name, tokens in split_options(arguments):
@@ -86,19 +100,20 @@ def check_engine_arguments(arguments: Sequence[str], api_key: bool) -> None:
                 where="engine_arguments",
                 hint="options start with --; give an option's value right after it",
             )
-        if name in SECRET_OPTIONS:
+        secret, owned = stands_for(name, SECRET_OPTIONS), stands_for(name, OWNED_OPTIONS)
+        if secret is not None:
             raise InputError(
                 "secret-in-arguments",
-                f"{name} would show the secret to everybody on the host, who can read command lines",
+                f"{secret} would show the secret to everybody on the host, who can read command lines",
                 where="engine_arguments",
                 hint="give the key as a secret (api_key) instead",
             )
-        if name in OWNED_OPTIONS:
+        if owned is not None:
             raise InputError(
                 "owned-engine-argument",
-                f"{name} is set by launch itself",
+                f"{_as_meant(name, owned)} is set by launch itself",
                 where="engine_arguments",
-                hint=f"use the setting for it: {OWNED_OPTIONS[name]}",
+                hint=f"use the setting for it: {OWNED_OPTIONS[owned]}",
             )
         if name == "--config" and api_key:
             raise InputError(
@@ -107,3 +122,7 @@ def check_engine_arguments(arguments: Sequence[str], api_key: bool) -> None:
                 where="engine_arguments",
                 hint="give what your file holds as engine arguments",
             )
+
+
+def _as_meant(name: str, option: str) -> str:
+    return option if name == option else f"{name} (taken for {option})"

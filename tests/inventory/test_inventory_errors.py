@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from inventory_files import fails, load, one_fails
 
+from ddtree_deploy.errors import InputError
 from ddtree_deploy.inventory.validation import MAX_SHOWN
 from ddtree_deploy.plan.inputs import BUDGET_MAX
 
@@ -179,6 +180,18 @@ SECRETS = {
     "extra index": "source: {extra_index: ['https://sk-very-secret@example.com/simple']}",
     "engine argument": "engine_arguments: {api-key: sk-very-secret}",
     "engine argument in a list": "engine_arguments: [--api-key, sk-very-secret]",
+    "engine argument with underscores": "engine_arguments: {api_key: sk-very-secret}",
+    "engine argument with dashes and underscores": "engine_arguments: {--admin_api_key: sk-very-secret}",
+    "engine argument in short": "engine_arguments: {api-ke: sk-very-secret}",
+    "engine argument in very short": "engine_arguments: [--ap, sk-very-secret]",
+    "engine argument in capitals": "engine_arguments: [--API-KEY=sk-very-secret]",
+    "engine argument in the key": "engine_arguments: {'api-key=sk-very-secret': true}",
+    "password of a key file": "engine_arguments: {ssl_keyfile_pass: sk-very-secret}",
+    "proxy": "environment: {HTTPS_PROXY: 'http://me:sk-very-secret@proxy.example.com:3128'}",
+    "proxy said to be text": "environment: {HTTPS_PROXY: {value: 'http://me:sk-very-secret@proxy.example.com'}}",
+    "no user": "environment: {CACHE: 'redis://:sk-very-secret@cache.example.com/0'}",
+    "token as the user": "environment: {REPOSITORY: 'https://sk-very-secret@example.com/x.git'}",
+    "one of several URLs": "environment: {URLS: 'http://a.example.com,http://me:sk-very-secret@b.example.com'}",
 }
 
 
@@ -190,6 +203,28 @@ def test_secret_in_plain_text_is_refused_and_not_repeated(case: str, tmp_path: P
     shown = json.dumps(error.to_dict())
     assert "very-secret" not in shown
     assert "123456" not in shown
+
+
+@pytest.mark.parametrize(
+    "name", ["model-pa", "model_path", "--model_path", "mode", "po", "speculative_algo", "spec", "base-gpu"]
+)
+def test_other_spellings_of_what_launch_sets(name: str, tmp_path: Path) -> None:
+    error = one_fails(tmp_path, f"engine_arguments: {{{name}: x}}")
+    assert error.id == "reserved-engine-argument"
+
+
+def test_flags_that_only_begin_alike(tmp_path: Path) -> None:
+    text = "hosts: {a: {engine_arguments: {ssl-keyfile: /k, model-impl: auto, nccl-init-addr: x, tp: 2, api: null}}}"
+    with pytest.raises(InputError):
+        load(tmp_path, text)  # --api may be --api-key, even where it takes one back
+    arguments = load(tmp_path, text.replace(", api: null", "")).host("a").engine_arguments
+    assert list(arguments[::2]) == ["--ssl-keyfile", "--model-impl", "--nccl-init-addr", "--tp"]
+
+
+def test_urls_without_a_password(tmp_path: Path) -> None:
+    urls = ["http://proxy.example.com:3128", "ssh://git@example.com/x", "https://example.com/@scope/a:b@c", "a:b@c"]
+    for url in urls:
+        assert load(tmp_path, f"hosts: {{a: {{environment: {{URL: '{url}'}}}}}}").host("a").environment == {"URL": url}
 
 
 def test_what_only_looks_like_a_secret_can_be_said(tmp_path: Path) -> None:

@@ -77,6 +77,9 @@ def test_option_value() -> None:
     [
         (["--api-key", "x"], False, "secret-in-arguments"),
         (["--admin-api-key=x"], False, "secret-in-arguments"),
+        (["--api_key", "x"], False, "secret-in-arguments"),
+        (["--api-k=x"], False, "secret-in-arguments"),
+        (["--model_pa", "/m"], False, "owned-engine-argument"),
         (["--port", "1"], False, "owned-engine-argument"),
         (["--speculative-ddtree-budget", "4"], False, "owned-engine-argument"),
         (["device", "cpu"], False, "bad-engine-argument"),
