@@ -11,6 +11,7 @@ from ddtree_deploy.abi.context import Context, build_context
 from ddtree_deploy.abi.environment import Environment, load_environment
 from ddtree_deploy.abi.host import HostLimits, limits_from_facts, probe_host
 from ddtree_deploy.abi.model import SEVERITIES, Finding, Report
+from ddtree_deploy.abi.place import default_place, place
 from ddtree_deploy.abi.registry import RULES
 from ddtree_deploy.agent.protocol import Progress, ProgressSink, silent
 from ddtree_deploy.codec import to_dict
@@ -59,8 +60,14 @@ def audit_loaded(
 
 
 def op_audit(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
-    """Agent operation ``abi.audit``: params ``path``; optional ``root``, ``facts``, ``environment`` (the service's)."""
-    path = params.get("path")
+    """Agent operation ``abi.audit``: optional ``facts``, ``environment`` (the service's).
+
+    ``path`` is that of a venv; with ``root`` it may be a release's id or ``current``, or empty for the current release,
+    else the venv ``base``.
+    """
+    path, root = params.get("path"), params.get("root")
+    if root and path == "":
+        path = default_place(root, params.get("base"))
     if not isinstance(path, str) or not path:
         raise InputError("bad-params", "abi.audit needs the path of an environment", hint='{"path": "/opt/venv"}')
     variables = params.get("environment")
@@ -68,8 +75,8 @@ def op_audit(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     host = probe_host(search)
     if params.get("facts"):
         host = limits_from_facts(params["facts"], host)
-    cache = cache_folder(params.get("root"))
-    return to_dict(audit_environment(path, host, progress, cache))
+    cache = cache_folder(root)
+    return to_dict(audit_environment(place(path, root) if root else path, host, progress, cache))
 
 
 def _for_the_engine(context: Context, finding: Finding) -> Finding:

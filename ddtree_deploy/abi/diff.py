@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from ddtree_deploy.abi.environment import Environment, load_environment
+from ddtree_deploy.abi.place import place
 from ddtree_deploy.abi.rules.records import file_hash
 from ddtree_deploy.abi.tree import Entry
 from ddtree_deploy.agent.protocol import Progress, ProgressSink, silent
 from ddtree_deploy.codec import to_dict
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.facts.packages import read_distributions
-from ddtree_deploy.release.layout import Layout
 
 _RECORD_FILE = ".ddtree/release.json"
 
@@ -106,27 +106,11 @@ def difference(left: str, right: str, progress: ProgressSink = silent) -> Differ
 def op_diff(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     """Agent operation ``abi.diff``: params ``left`` and ``right``, each a path, or with ``root`` a release's id or
     ``current``. Returns the Difference."""
-    sides = [_place(params.get(name), params.get("root"), name) for name in ("left", "right")]
-    return to_dict(difference(sides[0], sides[1], progress))
-
-
-def _place(target: Any, root: Any, name: str) -> str:
-    if not isinstance(target, str) or not target:
-        raise InputError("bad-params", f"abi.diff needs {name}: a path, or the id of a release")
-    if "/" in target or target.startswith("~"):
-        return target
-    if not isinstance(root, str) or not root:
-        raise InputError("bad-params", f"{target} is the id of a release, and no root is given")
-    root = Layout(root).root
-    path = Path(root, target) if target == "current" else Path(root, "releases", target)
-    if not path.is_dir():
-        try:
-            known = sorted(entry.name for entry in Path(root, "releases").iterdir() if entry.is_dir())
-        except OSError:
-            known = []
-        there = ", ".join(known) if known else "none"
-        raise InputError("no-release", f"there is no release {target} under {root}", hint=f"there are: {there}")
-    return str(path.resolve())
+    sides = [params.get("left"), params.get("right")]
+    if not all(isinstance(side, str) and side for side in sides):
+        raise InputError("bad-params", "abi.diff needs left and right: each a path, or the id of a release")
+    old, new = [place(str(side), params.get("root")) for side in sides]
+    return to_dict(difference(old, new, progress))
 
 
 def _content(path: str) -> _Content:

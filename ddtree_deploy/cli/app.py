@@ -49,7 +49,7 @@ _COMMANDS: list[tuple[str, str, Callable[..., Any], list[str]]] = [
         "abi",
         "Audit the binaries of any venv",
         audit_commands.abi,
-        ["abi /opt/venv", "abi gpu1:/opt/venv --sarif abi.sarif", "abi --explain old-cxx-abi"],
+        ["abi /opt/venv", "abi gpu1:current", "abi gpu1:/opt/venv --sarif abi.sarif", "abi --explain old-cxx-abi"],
     ),
     (
         "launch",

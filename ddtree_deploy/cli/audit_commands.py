@@ -120,7 +120,7 @@ def abi(
         str | None,
         typer.Argument(
             metavar="TARGET",
-            help="A venv: PATH on this machine or HOST:PATH; HOST alone is its current release.",
+            help="PATH of a venv, or HOST:PATH, HOST:RELEASE, HOST:current. HOST: its current release, else its base.",
             autocompletion=complete_hosts,
         ),
     ] = None,
@@ -143,7 +143,9 @@ def abi(
     if target is None:
         raise InputError("no-target", "say what to audit", where="TARGET", hint="ddtree-deploy abi /opt/venv")
     host, path = _target(app, target)
-    params = {"path": path, **({"root": host.root} if host.name != "local" else {})}
+    params: dict[str, Any] = {"path": path}
+    if host.name != LOCAL:
+        params.update(root=host.root, base=host.base)
 
     def work(settings: HostSettings, connect: Connector, sink: ProgressSink) -> HostResult:
         result = call_op("abi.audit", lambda _: params, exit_code)(settings, connect, sink)
@@ -171,16 +173,16 @@ def diff(
     from ddtree_deploy.errors import InputError
 
     app = app_context(context)
-    host, first = _target(app, left, releases=True)
+    host, first = _target(app, left)
     second = right
     if ":" in right and not right.startswith(("/", ".", "~")):
-        other, second = _target(app, right, releases=True)
+        other, second = _target(app, right)
         if other.name != host.name:
             message = f"{left} and {right} are on different hosts; both are read where they are"
             raise InputError("two-hosts", message, where="TO", hint="Compare releases of one host.")
     elif host.name == "local" and ("/" in right or Path(right).expanduser().exists()):
         second = str(Path(right).expanduser().absolute())
-    params = {"root": host.root, "left": first, "right": second}
+    params = {"root": host.root, "left": first or "current", "right": second or "current"}
     work = call_op("abi.diff", lambda _: params, lambda result: 0)
     run_on_hosts(
         app,
@@ -191,10 +193,10 @@ def diff(
     )
 
 
-def _target(app: AppContext, target: str, *, releases: bool = False) -> tuple[HostSettings, str]:
-    """``PATH`` is on this machine; ``HOST:PATH`` is on a host of the inventory, ``HOST`` alone its current release.
+def _target(app: AppContext, target: str) -> tuple[HostSettings, str]:
+    """``PATH`` is on this machine; ``HOST:PATH`` on a host of the inventory.
 
-    With ``releases``, ``HOST:RELEASE`` is let through too, for the agent to find.
+    ``HOST:RELEASE`` and ``HOST:current`` are for the agent to find, as is ``HOST`` alone, whose path is empty.
     """
     from ddtree_deploy.errors import InputError
     from ddtree_deploy.inventory.settings import Connection, HostSettings
@@ -205,8 +207,7 @@ def _target(app: AppContext, target: str, *, releases: bool = False) -> tuple[Ho
         return here, str(local.absolute())
     name, _, path = target.partition(":")
     host = app.inventory().host(name)
-    if releases and path and "/" not in path:
-        return host, path
-    if path and not path.startswith(("/", "~")):
-        raise InputError("bad-path", f"{path!r} is not an absolute path on {name}", where="TARGET")
-    return host, path or f"{host.root}/current"
+    if "/" in path and not path.startswith(("/", "~")):
+        hint = f"Write {name}:/PATH, {name}:RELEASE or {name}:current."
+        raise InputError("bad-path", f"{path!r} is not an absolute path on {name}", where="TARGET", hint=hint)
+    return host, path

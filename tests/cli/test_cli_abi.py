@@ -64,6 +64,37 @@ def test_diff_of_a_hosts_releases_by_id(tmp_path: Path) -> None:
     assert ran.code == 3 and "there are: one, two" in ran.err
 
 
+def test_abi_of_a_hosts_releases_by_id(tmp_path: Path) -> None:
+    inventory = tmp_path / "hosts.yaml"
+
+    def ask(target: str, base: str = "") -> Ran:
+        inventory.write_text(f"hosts:\n  here:\n    connection: local\n    root: {tmp_path}/root\n{base}")
+        return run("abi", target, "--json", "--inventory", str(inventory))
+
+    write_venv(tmp_path / "base", "0.9", "Requires-Dist: absent\n")
+    based = f"    base: {tmp_path}/base\n"
+    assert "set its `base`" in ask("here").err
+    ran = ask("here", based)
+    assert ran.code == 1 and ran.json["hosts"][0]["path"] == f"{tmp_path}/base"
+    assert ask("here:current", based).code == 3  # asked for by name, it is not another venv
+    for name, version in (("one", "1.0"), ("two", "1.1")):
+        write_venv(tmp_path / "root/releases" / name, version)
+    (tmp_path / "root/current").symlink_to("releases/gone")
+    dangling = ask("here", based)
+    assert dangling.code == 3 and "there are: one, two" in dangling.err
+    (tmp_path / "root/current").unlink()
+    (tmp_path / "root/current").symlink_to("releases/two")
+    for target, name in (("here:one", "one"), ("here:current", "two"), ("here", "two")):
+        ran = ask(target, based)
+        assert ran.code == 0, ran.err
+        assert ran.json["hosts"][0]["path"] == f"{tmp_path}/root/releases/{name}"
+    absent = ask("here:three")
+    assert absent.code == 3 and "there are: one, two" in absent.err
+    assert ask("here:..").code == 3
+    relative = ask("here:some/path")
+    assert relative.code == 3 and "here:/PATH" in relative.err
+
+
 @pytest.mark.e2e
 @pytest.mark.hosts
 @pytest.mark.skipif(find_sshd() is None, reason="openssh-server is not installed")
