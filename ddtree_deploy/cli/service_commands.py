@@ -64,6 +64,7 @@ def launch(
     """Start one service a GPU (one on a host without), and wait until each answers a real completion."""
     app = app_context(context)
     indices = _indices(gpus)
+    _check_budget(budget)
 
     def params(host: HostSettings) -> dict[str, Any]:
         key = host.secret_api_key()
@@ -160,10 +161,25 @@ def _indices(text: str | None) -> list[int] | None:
     if text is None or text.strip() == "all":
         return None
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in parts):
-        hint = "Indices in PCI bus order, such as 0,1; nvidia-smi -L lists them."
+    hint = "Indices in PCI bus order, such as 0,1; nvidia-smi -L lists them."
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
         raise InputError("bad-gpus", f"{text!r} is not a list of GPU indices", where="--gpus", hint=hint)
-    return list(dict.fromkeys(int(part) for part in parts))
+    indices = [int(part) for part in parts]
+    if len(set(indices)) < len(indices):
+        raise InputError("bad-gpus", f"{text!r} names a GPU twice", where="--gpus", hint=hint)
+    return indices
+
+
+def _check_budget(text: str | None) -> None:
+    from ddtree_deploy.errors import InputError
+    from ddtree_deploy.plan.inputs import parse_budget
+
+    if text is None:
+        return
+    try:
+        parse_budget(text)
+    except InputError as error:
+        raise InputError(error.id, error.message, where="--budget", hint=error.hint) from None
 
 
 def _status_code(result: dict[str, Any]) -> int:

@@ -74,6 +74,29 @@ def test_an_empty_value_is_refused_by_the_name_of_its_option(option: str) -> Non
     assert ran.json["error"]["where"] == option
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "id"),
+    [
+        ("--budget", "0", "budget-out-of-range"),
+        ("--budget", "-1", "budget-out-of-range"),
+        ("--budget", "512", "budget-out-of-range"),
+        ("--budget", "abc", "budget-invalid"),
+        ("--budget", "1.5", "budget-invalid"),
+        ("--gpus", "0,0", "bad-gpus"),
+        ("--gpus", "0,00", "bad-gpus"),
+        ("--gpus", "0,", "bad-gpus"),
+        ("--gpus", "9" * 5000, "bad-gpus"),
+    ],
+)
+def test_launch_checks_its_options_before_it_asks_a_host(tmp_path: Path, option: str, value: str, id: str) -> None:
+    inventory = tmp_path / "hosts.yaml"
+    inventory.write_text("hosts: {away: {connection: ssh, address: away.invalid, root: /r, base: /b, model: /m}}\n")
+    ran = run("--json", "-i", str(inventory), "launch", "away", option, value)
+    assert ran.code == 3
+    assert ran.json["error"]["id"] == id
+    assert ran.json["error"]["where"] == option
+
+
 def test_unknown_host_names_the_known_ones(tmp_path: Path) -> None:
     ran = run("plan", "three", "--inventory", str(write_inventory(tmp_path)), "--json")
     assert ran.code == 3
