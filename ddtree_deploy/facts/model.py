@@ -159,6 +159,7 @@ class HostFacts:
     uv: Optional[str] = None  # path of uv on the host
     releases: List[ReleaseInfo] = field(default_factory=list)
     current: Optional[str] = None
+    current_is_link: bool = True  # false: something that is no symlink has the name
     partial: List[str] = field(default_factory=list)
     foreign: List[str] = field(default_factory=list)  # what is among the releases and not ours
     services: List[ServiceInfo] = field(default_factory=list)

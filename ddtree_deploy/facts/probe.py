@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import socket
 from pathlib import Path
@@ -92,6 +93,7 @@ def _ours(layout: Layout) -> Dict[str, Any]:
     return {
         "releases": releases,
         "current": current_release(layout),
+        "current_is_link": layout.current.is_symlink() or not os.path.lexists(layout.current),
         "partial": sorted(path.name for path in layout.releases.glob("*" + PARTIAL)),
         "foreign": list_foreign(str(layout.root)),
         "services": services,

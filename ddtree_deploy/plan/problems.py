@@ -99,6 +99,10 @@ def _root(facts: HostFacts, settings: PlanSettings) -> list[Problem]:
         message = f"user {facts.user} cannot write {root}"
         hint = f"Make it writable (install -d -o {facts.user} {root}), connect as another user, or set another `root`."
         problems.append(error("root-not-writable", message, hint))
+    if not facts.current_is_link:
+        message = f"{root}/current is no symlink, so it was not made by us, and cannot be switched to a release"
+        hint = "Look at it, then move it away, or set another `root`."
+        problems.append(error("current-not-a-link", message, hint))
     if facts.locked_by:
         message = f"another run holds the lock of {root}: {facts.locked_by}"
         problems.append(Problem("warning", "locked", message, "Wait for it to end before provisioning."))

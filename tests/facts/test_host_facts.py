@@ -161,3 +161,19 @@ def test_a_root_that_cannot_be(root: str) -> None:
     with pytest.raises(InputError) as caught:
         collect({"root": root}, silent)
     assert caught.value.id == "bad-root"
+
+
+def test_whether_current_is_a_link(tmp_path: Path) -> None:
+    def is_link() -> bool:
+        return from_dict(HostFacts, collect({"root": str(tmp_path)}, silent)).current_is_link
+
+    current = tmp_path / "current"
+    assert is_link()  # nothing there yet
+    current.symlink_to("releases/gone")
+    assert is_link()
+    current.unlink()
+    current.write_text("x")
+    assert not is_link()
+    current.unlink()
+    current.mkdir()
+    assert not is_link()
