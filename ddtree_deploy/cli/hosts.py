@@ -98,7 +98,7 @@ def _table(console: Console, command: str, results: Sequence[HostResult]) -> Non
 
     table = Table(title=command, title_justify="left", box=None, pad_edge=False)
     for column in ("host", "exit", "outcome"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for result in results:
         style = "green" if result.exit_code == 0 else "yellow" if result.exit_code == 2 else "red"
         table.add_row(result.host, str(result.exit_code), _outcome(result), style=style)

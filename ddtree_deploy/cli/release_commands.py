@@ -55,7 +55,7 @@ def _draw_releases(console: Console, result: HostResult) -> None:
     else:
         table = Table(title=result.host, title_justify="left", box=None, pad_edge=False)
         for column in ("", "release", "created", "size", "state"):
-            table.add_column(column)
+            table.add_column(column, overflow="fold")
         for release in found["releases"]:
             current, previous = release["current"], release["id"] == found.get("previous")
             state = "complete" if release["complete"] else "incomplete"
