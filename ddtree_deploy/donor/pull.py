@@ -6,6 +6,7 @@ there. A host that answers and is not the donor is not taken for it, and every f
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import shutil
@@ -94,7 +95,8 @@ def _fetch(
             process.wait()
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
-                    stream.close()
+                    with contextlib.suppress(BrokenPipeError):  # a request that ssh never took is flushed once more
+                        stream.close()
 
 
 def _start(
