@@ -241,7 +241,8 @@ def _reachable(small: Small, *changes: tuple[str, str]) -> Program:
             folder.chmod(folder.stat().st_mode | 0o055)
         if folder.name.startswith("pytest-of-"):
             break
-    tried = [*AS_NOBODY, sys.executable, "-c", "import ddtree_deploy"]
+    # By a shell: setpriv itself may still run what its new user may not.
+    tried = [*AS_NOBODY, "sh", "-c", '"$0" -c "import ddtree_deploy"', sys.executable]
     if subprocess.run(tried, capture_output=True, cwd="/", check=False).returncode != 0:
         pytest.skip("an unprivileged user cannot reach this Python or the program (below root's home)")
     home = small.folder / "home"
