@@ -70,5 +70,5 @@ def test_budget_beyond_the_kv_pool_is_refused(scratch: Path) -> None:
     """The pool's size is only known once the model is loaded: the start fails then."""
     server = Server(scratch, *ddtree_args(300))
     server.command[server.command.index("--max-total-tokens") + 1] = "256"
-    with pytest.raises(AssertionError, match=r"--speculative-ddtree-budget 300 needs \d+ KV slots per request, but the KV pool holds 256"), server:
+    with pytest.raises(AssertionError, match=r"--speculative-ddtree-budget 300 needs \d+ KV slots"), server:
         pass
