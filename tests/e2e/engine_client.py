@@ -17,9 +17,12 @@ def generate(port: int, tokens: int = 64) -> dict[str, Any]:
 
 
 def chat(port: int, model: str) -> str:
-    """The text of an OpenAI chat completion."""
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}).encode()
+    """The text of a greedy OpenAI chat completion of 8 tokens."""
+    asked = {"model": model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+    body = json.dumps({**asked, "temperature": 0, "ignore_eos": True}).encode()
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return json.loads(answer.read())["choices"][0]["message"]["content"]
+    with urllib.request.urlopen(request, timeout=120) as response:
+        answer = json.loads(response.read())
+    assert answer["usage"]["completion_tokens"] == 8, answer
+    return answer["choices"][0]["message"]["content"]

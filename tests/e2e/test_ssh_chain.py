@@ -111,12 +111,14 @@ class TestChain:
             (service,) = program.run("launch", "box", "--json", timeout=400, code=0).host["services"]
             port = service["port"]
             server.stop()  # with all its sessions
-            assert generate(port, 32)["meta_info"]["completion_tokens"] == 32
-            assert chat(port, f"{PAIR}/target")
-            gone = program.run("status", "box", code=4)
-            assert "connection-refused" in gone.err
-            assert generate(port, 8)["meta_info"]["completion_tokens"] == 8
-            server.start()
+            try:
+                assert generate(port, 32)["meta_info"]["completion_tokens"] == 32
+                assert chat(port, f"{PAIR}/target")
+                gone = program.run("status", "box", code=4)
+                assert "connection-refused" in gone.err
+                assert generate(port, 8)["meta_info"]["completion_tokens"] == 8
+            finally:
+                server.start()  # the other tests' too
             status = program.run("status", "box", "--json", code=0).host["services"]
             assert [(found["state"], found["port"]) for found in status] == [("ready", port)]
             behind = controller.program(connection(server, jump=gate.hop))
