@@ -26,7 +26,7 @@ from ddtree_deploy.serve.spec import ServiceFolder, ServiceSpec, service_folders
 from ddtree_deploy.serve.state import LIVING, read_state, service_info, unknown_info, unreadable
 from ddtree_deploy.serve.stop import stop_service
 
-_POLL_S = 0.3
+_POLL_S = 0.1
 _LOOK = "ddtree-deploy status HOST and ddtree-deploy logs HOST say more"
 
 
@@ -202,7 +202,7 @@ def _wait_for(targets: List[_Target], wait: bool, progress: ProgressSink) -> Dic
                 )
             elif state.state == "failed":
                 failures[name] = state.failure() or StepError("launch-failed", f"{name} failed", hint=_LOOK)
-            elif state.state in ("stopped", "stopping", "dead"):
+            elif state.state in ("stopped", "dead"):  # "stopping" ends as one of these or as failed
                 failures[name] = StepError(
                     "launch-stopped", f"{name} was stopped while it started: {state.phase}", hint=_LOOK
                 )

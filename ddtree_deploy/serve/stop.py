@@ -61,7 +61,7 @@ def _wait_for_end(supervisor: ProcessIdentity, seconds: float, name: str, progre
     began = time.monotonic()
     while is_alive(supervisor) and time.monotonic() - began < seconds:
         progress(Progress(f"stop {name}", f"waiting for requests to finish, {time.monotonic() - began:.0f} s"))
-        time.sleep(0.1)
+        time.sleep(0.05)
 
 
 def _check_gpu(gpu_uuid: str, had: List[ProcessIdentity], folder: ServiceFolder) -> None:
@@ -79,4 +79,4 @@ def _check_gpu(gpu_uuid: str, had: List[ProcessIdentity], folder: ServiceFolder)
                 where=str(folder.path),
                 hint="nvidia-smi shows it; a hung driver call needs a reset of the GPU",
             )
-        time.sleep(0.5)
+        time.sleep(0.2)

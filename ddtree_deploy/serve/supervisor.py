@@ -47,7 +47,7 @@ from ddtree_deploy.serve.process import (
 from ddtree_deploy.serve.spec import API_KEY, ServiceFolder, ServiceSpec
 from ddtree_deploy.serve.state import ProbeResult, ServiceState, timestamp, write_state
 
-_PROBE_PAUSE_S = 0.25  # between two looks at the port
+_PROBE_PAUSE_S = 0.1  # between two looks at the port
 _BACKOFF_LIMIT_S = 60.0
 _LINE_LIMIT = 65536
 
@@ -177,7 +177,7 @@ class Supervisor:
         """Until the engine ends or is to stop; True if it became ready. Raises StepError ``launch-timeout``."""
         assert self._engine is not None
         deadline = time.monotonic() + self._spec.launch_timeout_s
-        prober = _Prober(self._spec, self._secrets.get(API_KEY), self._owns_port, deadline)
+        prober = _Prober(self._spec, self._secrets.get(API_KEY), self._owns_port, deadline, self._wake)
         prober.start()
         ready = False
         try:
@@ -201,8 +201,12 @@ class Supervisor:
         mine = service_processes(self._marker, self._identity, os.getpid())
         return bool(readiness.listener_pids(self._spec.port, mine))
 
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full: it wakes anyway
+            os.write(self._wake_write, b"\0")
+
     def _wait(self, seconds: float) -> None:
-        """Sleep, but wake for a signal."""
+        """Sleep, but wake for a signal or the first completion."""
         select.select([self._wake_read], [], [], seconds)
         with contextlib.suppress(BlockingIOError):
             while os.read(self._wake_read, 4096):
@@ -276,13 +280,19 @@ class _Prober(threading.Thread):
     """Asks for a completion, again and again, one at a time, until there is one."""
 
     def __init__(
-        self, spec: ServiceSpec, api_key: Optional[str], owns_port: Callable[[], bool], deadline: float
+        self,
+        spec: ServiceSpec,
+        api_key: Optional[str],
+        owns_port: Callable[[], bool],
+        deadline: float,
+        on_success: Callable[[], None],
     ) -> None:
         super().__init__(daemon=True)
         self._spec = spec
         self._api_key = api_key
         self._owns_port = owns_port
         self._deadline = deadline
+        self._on_success = on_success
         self._cancelled = threading.Event()
         self.success: Optional[ProbeResult] = None
         self.last_error: Optional[str] = None
@@ -299,6 +309,7 @@ class _Prober(threading.Thread):
             self.last_error = result.error
             if result.ok:
                 self.success = result
+                self._on_success()
                 return
 
     def cancel(self) -> None:

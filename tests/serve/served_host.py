@@ -58,8 +58,8 @@ class Host:
     def log(self, name: str = "cpu") -> str:
         return self.folder(name).log.read_text()
 
-    def start_spec(self, environment: dict[str, str], **changes: Any) -> ServiceFolder:
-        """Start a service from a spec of the test's own, without waiting."""
+    def spec(self, environment: dict[str, str], **changes: Any) -> ServiceSpec:
+        """A service of the test's own."""
         port, nccl_port = allocate(range(PORTS[0], PORTS[1] + 1), [], 2)
         spec = ServiceSpec(
             "cpu",
@@ -71,8 +71,12 @@ class Host:
             nccl_port,
             environment=environment,
         )
+        return dataclasses.replace(spec, **changes)
+
+    def start_spec(self, environment: dict[str, str], **changes: Any) -> ServiceFolder:
+        """Start a service from a spec of the test's own, without waiting."""
         folder = self.folder()
-        folder.write(dataclasses.replace(spec, **changes), {})
+        folder.write(self.spec(environment, **changes), {})
         start_service(folder, "test")
         return folder
 

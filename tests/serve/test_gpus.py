@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from ddtree_deploy.serve.gpus import current_index, holders, runs_on_cpu, select
 CARDS = [Gpu(0, "GPU-aaa", "RTX 5090"), Gpu(1, "GPU-bbb", "RTX 5090"), Gpu(3, "GPU-ccc", "H200")]
 FACTS = GpuFacts(gpus=CARDS)
 
-NVIDIA_SMI_DOUBLE = """#!/usr/bin/env python3
+NVIDIA_SMI_DOUBLE = """#!{python} -IS
 # test double of nvidia-smi: prints the cards and processes of the file named below
 import json, sys
 cards = json.load(open({path!r}))
@@ -42,7 +43,7 @@ class Cards:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "cards.json"
         tool = folder / "nvidia-smi"
-        tool.write_text(NVIDIA_SMI_DOUBLE.format(path=str(self.path)))
+        tool.write_text(NVIDIA_SMI_DOUBLE.format(python=sys.executable, path=str(self.path)))
         tool.chmod(0o755)
 
     def show(self, *uuids: str, pids: list[int] | None = None) -> None:

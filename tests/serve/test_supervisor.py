@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -22,11 +23,13 @@ from served_host import PORTS, Host
 from ddtree_deploy.agent.bundle import build_bundle
 from ddtree_deploy.agent.protocol import Progress, silent
 from ddtree_deploy.errors import DeployError, InputError, StepError
+from ddtree_deploy.serve import launch
 from ddtree_deploy.serve.operations import list_services, op_launch, op_logs, op_restart, op_status
 from ddtree_deploy.serve.ports import allocate, is_free
 from ddtree_deploy.serve.process import identify, is_alive, send_signal, service_processes
 from ddtree_deploy.serve.readiness import complete
 from ddtree_deploy.serve.report import render
+from ddtree_deploy.serve.state import ServiceState, write_state
 
 
 def processes(host: Host) -> list[int]:
@@ -124,6 +127,25 @@ def test_the_deadline_stops_everything(host: Host) -> None:
     assert caught.value.id == "launch-timeout"
     assert processes(host) == []
     assert host.status()["state"] == "failed"
+
+
+def test_a_failed_launch_is_told_as_such_though_its_engine_takes_time_to_end(host: Host) -> None:
+    """The supervisor is ``stopping`` until then."""
+    folder, spec = host.folder(), host.spec({})
+    folder.write(spec, {})
+    error = StepError("launch-timeout", "no completion within 1 s")
+    stopping = ServiceState("stopping", supervisor=identify(os.getpid()), launch="x")
+    write_state(folder, stopping)
+    seen: list[Progress] = []
+
+    def end(progress: Progress) -> None:
+        if not seen:
+            write_state(folder, dataclasses.replace(stopping, state="failed", error=error.to_dict()))
+        seen.append(progress)
+
+    with pytest.raises(StepError) as caught:
+        launch._wait_for([launch._Target(folder, spec, "x")], True, end)
+    assert caught.value.id == "launch-timeout"
 
 
 def test_a_port_answered_by_another_program_is_not_ready(host: Host) -> None:
