@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,15 @@ pytest_plugins = ["e2e.fixtures"]
 # A shell's `&` starts programs that ignore SIGINT, and theirs do too: no test of Ctrl-C could pass.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hundreds of processes import our sources: they are compiled once in a session, and never beside a source."""
+    if not hasattr(config, "workerinput"):
+        folder = tempfile.mkdtemp(prefix="ddtree-tests-bytecode-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        os.environ["PYTHONPYCACHEPREFIX"] = folder
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

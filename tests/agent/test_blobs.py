@@ -100,6 +100,9 @@ def test_what_a_killed_agent_left_goes_after_a_day(agent: AgentProcess, tmp_path
 
 def test_controller_gone_in_the_middle_of_a_blob(agent: AgentProcess, tmp_path: Path) -> None:
     agent.send("blob.put", params(tmp_path, DATA), data=DATA[:1000])
+    folder = tmp_path / "cache" / "blobs"
+    while not (folder.is_dir() and list(folder.iterdir())):
+        time.sleep(0.01)  # until it is in the middle
     agent.stdin.close()
     assert agent.process.wait(20) == 130
-    assert list((tmp_path / "cache" / "blobs").iterdir()) == []
+    assert list(folder.iterdir()) == []

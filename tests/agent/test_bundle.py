@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import io
 import os
 import shutil
@@ -102,6 +103,11 @@ def imports(tree: ast.AST, step: bool = False) -> list[tuple[int, str]]:
     return found
 
 
+@functools.cache
+def submodules() -> frozenset[str]:
+    return frozenset(str(path) for path, _ in bundle.agent_files())
+
+
 def is_allowed(name: str) -> bool:
     parts = name.split(".")
     if parts[0] in ALLOWED or parts[0] in sys.stdlib_module_names:
@@ -112,11 +118,10 @@ def is_allowed(name: str) -> bool:
     # ``from module import name``: name is a module, or something that is in the module
     options = {f"{place}{end}" for place in (inside, inside.parent) for end in (".py", "/__init__.py")}
     options = {str(PurePosixPath(option)) for option in options}
-    submodules = {str(path) for path, _ in bundle.agent_files()}
     package = Path(bundle.__file__).parent.parent
     if (package / inside).with_suffix(".py").exists() or (package / inside).is_dir():
         options = {f"{inside}.py", f"{inside}/__init__.py"}
-    return bool(options & submodules)
+    return bool(options & submodules())
 
 
 def test_agent_safe_modules_import_only_what_the_host_has() -> None:
