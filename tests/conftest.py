@@ -19,11 +19,13 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hundreds of processes import our sources: they are compiled once in a session, and never beside a source."""
+    """One folder for all workers, for what is compiled once in a session: shared objects, and our sources, which
+    hundreds of processes import. No byte code lies beside a source."""
     if not hasattr(config, "workerinput"):
-        folder = tempfile.mkdtemp(prefix="ddtree-tests-bytecode-")
+        folder = tempfile.mkdtemp(prefix="ddtree-tests-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        os.environ["PYTHONPYCACHEPREFIX"] = folder
+        os.environ["DDTREE_TESTS_CACHE"] = folder
+        os.environ["PYTHONPYCACHEPREFIX"] = f"{folder}/bytecode"
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 

@@ -6,6 +6,7 @@ import atexit
 import base64
 import functools
 import hashlib
+import os
 import shutil
 import struct
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from ddtree_deploy.abi.elf import ElfFile
 from ddtree_deploy.abi.host import HostLimits, probe_host
 
 TORCH_SOURCE = """
@@ -27,15 +29,32 @@ NO_AS_NEEDED = "-Wl,--no-as-needed"
 
 
 def compile_object(path: Path, source: str, *arguments: str, language: str = "c", soname: str | None = "") -> Path:
-    """A shared object at ``path``; ``soname`` "" means the file's own name, None means that it has none."""
+    """A shared object at ``path``; ``soname`` "" means the file's own name, None means that it has none.
+
+    Each is compiled once in a session.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     name = path.name if soname == "" else soname
     options = [f"-Wl,-soname,{name}"] if name else []
     compiler = "g++" if language == "c++" else "gcc"
-    command = [compiler, "-x", language, "-shared", "-fPIC", "-O0", "-o", str(path), "-", "-x", "none"]
-    done = subprocess.run([*command, *options, *arguments], input=source, text=True, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
+    command = [compiler, "-x", language, "-shared", "-fPIC", "-O0", "-", "-x", "none", *options, *arguments]
+    key = hashlib.sha256(repr([source, *(_named_in_output(word) for word in command)]).encode()).hexdigest()
+    kept = Path(os.environ["DDTREE_TESTS_CACHE"]) / key
+    if not kept.exists():
+        new = kept.with_name(f"{key}.{os.getpid()}")
+        done = subprocess.run([*command, "-o", str(new)], input=source, text=True, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+        new.replace(kept)
+    shutil.copy(kept, path)
     return path
+
+
+def _named_in_output(word: str) -> object:
+    """What an argument of the linker leaves in its output: of a library its soname, wherever it lies."""
+    if not word.startswith("/") or not Path(word).is_file():
+        return word
+    with ElfFile(word) as library:
+        return hashlib.sha256(Path(word).read_bytes()).hexdigest(), library.info().soname or word
 
 
 def sha256(path: Path) -> str:

@@ -3,11 +3,11 @@ and symbols, and next to no code."""
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import venvs
+from abi.fixtures import compile_object
 
 NO_AS_NEEDED = "-Wl,--no-as-needed"
 
@@ -93,11 +93,7 @@ def make_stack(path: Path, stack: Stack) -> Path:
 
 
 def _compile(path: Path, source: str, *arguments: str, soname: bool = True) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    command = ["g++", "-x", "c++", "-shared", "-fPIC", "-O0", "-o", str(path), "-", "-x", "none", *arguments]
-    command += [f"-Wl,-soname,{path.name}"] if soname else []
-    subprocess.run(command, input=source, text=True, check=True, capture_output=True)
-    return path
+    return compile_object(path, source, *arguments, language="c++", soname="" if soname else None)
 
 
 def _write(site: Path, files: dict[str, str]) -> list[str]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from abi.fixtures import compile_object
 
 from ddtree_deploy.facts.model import Package
 from ddtree_deploy.facts.packages import read_distributions
@@ -85,26 +85,20 @@ def test_links(site: Path, install, tmp_path: Path, source: str, library: str | 
     """Told by DT_NEEDED, and by the symbols that are wanted where an extension is linked to nothing."""
     arguments = []
     if library is not None:
-        compile_library(tmp_path / library, "")
+        compile_object(tmp_path / library, "")
         arguments = ["-Wl,--no-as-needed", str(tmp_path / library)]
-    compile_library(tmp_path / "ops.so", source, *arguments)
+    compile_object(tmp_path / "ops.so", source, *arguments)
     install("mine", "1.0", {"mine/ops.so": (tmp_path / "ops.so").read_bytes()})
     assert packages(site)["mine"].links == links
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 def test_a_library_that_the_package_brings_is_no_link(site: Path, install, tmp_path: Path) -> None:
-    compile_library(tmp_path / "libcudart.so.12", "")
-    compile_library(tmp_path / "ops.so", "", "-Wl,--no-as-needed", str(tmp_path / "libcudart.so.12"))
+    compile_object(tmp_path / "libcudart.so.12", "")
+    compile_object(tmp_path / "ops.so", "", "-Wl,--no-as-needed", str(tmp_path / "libcudart.so.12"))
     files = {f"mine/{name}": (tmp_path / name).read_bytes() for name in ("ops.so", "libcudart.so.12")}
     install("mine", "1.0", files)
     assert packages(site)["mine"].links == []
-
-
-def compile_library(path: Path, source: str, *arguments: str) -> None:
-    soname = f"-Wl,-soname,{path.name}"
-    command = ["gcc", "-x", "c", "-shared", "-fPIC", "-o", str(path), "-", "-x", "none", soname, *arguments]
-    subprocess.run(command, input=source, text=True, check=True)
 
 
 def test_old_formats(site: Path, tmp_path: Path) -> None:
@@ -154,7 +148,7 @@ def test_abi_tag(site: Path, install, name: str, version: str, files: dict[str, 
     assert packages(site)[name].abi_tag == tag
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 @pytest.mark.parametrize(
     ("needed", "tag"),
     [
@@ -166,26 +160,8 @@ def test_abi_tag(site: Path, install, name: str, version: str, files: dict[str, 
     ],
 )
 def test_abi_tag_of_what_is_linked(site: Path, install, tmp_path: Path, needed: list[str], tag: str | None) -> None:
-    libraries = []
-    for name in needed:
-        library = tmp_path / name
-        subprocess.run(["cc", "-shared", "-x", "c", "/dev/null", "-o", library, f"-Wl,-soname,{name}"], check=True)
-        libraries.append(str(library))
-    built = tmp_path / "ops.so"
-    command = [
-        "cc",
-        "-shared",
-        "-x",
-        "c",
-        "/dev/null",
-        "-x",
-        "none",
-        "-Wl,--no-as-needed",
-        *libraries,
-        "-o",
-        str(built),
-    ]
-    subprocess.run(command, check=True)
+    libraries = [str(compile_object(tmp_path / name, "")) for name in needed]
+    built = compile_object(tmp_path / "ops.so", "", "-Wl,--no-as-needed", *libraries, soname=None)
     install("sgl-kernel", "0.3.21", files={"sgl_kernel/sm100/common_ops.abi3.so": built.read_bytes()})
     assert packages(site)["sgl-kernel"].abi_tag == tag
 
