@@ -19,9 +19,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
 @pytest.fixture
 def base(tmp_path: Path, wheels: Dict[str, Path]) -> Path:
     """A venv with two packages, installed by uv."""
-    path = venvs.make_venv(tmp_path / "base")
-    venvs.install(path, wheels["engine-1"], wheels["lib-1"])
-    return path
+    return venvs.make_filled_venv(tmp_path / "base", wheels["engine-1"], wheels["lib-1"])
 
 
 @pytest.fixture

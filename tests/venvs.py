@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import base64
 import difflib
+import functools
 import hashlib
+import os
 import shutil
 import stat
 import subprocess
 import sys
+import tempfile
+import venv
 import zipfile
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
@@ -66,12 +70,40 @@ def sha256(path: Path) -> str:
 
 
 def make_venv(path: Path) -> Path:
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(path)], check=True)
+    venv.EnvBuilder(symlinks=True, with_pip=False).create(path)
     return path
 
 
-def install(venv: Path, *wheels: Path) -> None:
-    run([UV, "pip", "install", "--quiet", "--no-index", "--no-deps", "--python", str(venv / "bin/python"), *wheels])
+def make_filled_venv(path: Path, *wheels: Path) -> Path:
+    """What ``make_venv`` and ``install`` make: made so once, then copied, for uv takes most of a second."""
+    template = _filled_venv(path.name, wheels)
+    if len(str(path)) > 100 or " " in str(path):  # the first line of scripts is another one there
+        install(make_venv(path), *wheels)
+        return path
+    shutil.copytree(template, path, symlinks=True)
+    old, new = str(template).encode(), str(path).encode()
+    for file in [path / "pyvenv.cfg", *(path / "bin").iterdir()]:
+        if not file.is_symlink():
+            file.write_bytes(file.read_bytes().replace(old, new))
+    for record in (path / SITE).glob("*.dist-info/RECORD"):
+        rows = [row.split(",") for row in record.read_text().splitlines()]
+        for row in rows:
+            if row[0].startswith("../../../bin/"):
+                content = (path / SITE / row[0]).read_bytes()
+                row[1:] = [record_hash(content), str(len(content))]
+        record.write_text("".join(",".join(row) + "\n" for row in rows))
+    return path
+
+
+@functools.cache
+def _filled_venv(name: str, wheels: Tuple[Path, ...]) -> Path:
+    path = make_venv(Path(tempfile.mkdtemp(prefix="venv-", dir=os.environ["DDTREE_TESTS_CACHE"])) / name)
+    install(path, *wheels)
+    return path
+
+
+def install(path: Path, *wheels: Path) -> None:
+    run([UV, "pip", "install", "--quiet", "--no-index", "--no-deps", "--python", str(path / "bin/python"), *wheels])
 
 
 def run(command: List[Any], **options: Any) -> subprocess.CompletedProcess[str]:

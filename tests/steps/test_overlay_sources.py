@@ -161,8 +161,7 @@ def test_index_that_refuses(root: Path, base: Path, index: str) -> None:
 
 
 def test_donor(root: Path, base: Path, tmp_path: Path, wheels: Dict[str, Path]) -> None:
-    donor = venvs.make_venv(tmp_path / "donor")
-    venvs.install(donor, wheels["lib-2"], wheels["extra"], wheels["engine-1"])
+    donor = venvs.make_filled_venv(tmp_path / "donor", wheels["lib-2"], wheels["extra"], wheels["engine-1"])
     (donor / venvs.SITE / "some_lib" / "path.txt").write_text("")
     venvs.run([donor / "bin" / "python", "-c", "import some_lib"])  # leaves byte code
     before, base_before = venvs.tree_state(donor), venvs.tree_state(base)
@@ -183,8 +182,7 @@ def test_donor(root: Path, base: Path, tmp_path: Path, wheels: Dict[str, Path]) 
 def test_donor_with_edited_missing_and_unrecorded_files(
     root: Path, base: Path, tmp_path: Path, wheels: Dict[str, Path]
 ) -> None:
-    donor = venvs.make_venv(tmp_path / "donor")
-    venvs.install(donor, wheels["lib-2"], wheels["extra"])
+    donor = venvs.make_filled_venv(tmp_path / "donor", wheels["lib-2"], wheels["extra"])
     edited = donor / venvs.SITE / "some_lib" / "__init__.py"
     edited.unlink()
     edited.write_text("VALUE = 3\n")
@@ -208,8 +206,7 @@ def test_donor_with_edited_missing_and_unrecorded_files(
 def test_donor_that_lacks_something(
     root: Path, base: Path, tmp_path: Path, wheels: Dict[str, Path], install: Install, id: str
 ) -> None:
-    donor = venvs.make_venv(tmp_path / "donor")
-    venvs.install(donor, wheels["lib-2"])
+    donor = venvs.make_filled_venv(tmp_path / "donor", wheels["lib-2"])
     with pytest.raises(StepError) as caught:
         run(root, base, venvs.overlay_action(install, [], {"kind": "donor", "location": str(donor)}))
     assert caught.value.id == id
