@@ -1,4 +1,4 @@
-"""Where the data folders are: `inventory`, `overlays`, `patches`, `playbooks`."""
+"""Where the data folders are: `inventory`, `overlays`, `pairs`, `patches`, `playbooks`."""
 
 from __future__ import annotations
 

@@ -35,6 +35,7 @@ OPERATIONS: Dict[str, str] = {
     "abi.audit": "ddtree_deploy.abi.audit:op_audit",
     "abi.preview": "ddtree_deploy.abi.preview:op_preview",
     "abi.diff": "ddtree_deploy.abi.diff:op_diff",
+    "verify.gpu": "ddtree_deploy.verify.on_gpu:op_gpu",
     "verify.run": "ddtree_deploy.verify.checks:op_verify",
     "survey.run": "ddtree_deploy.survey.scan:op_survey",
     "service.launch": "ddtree_deploy.serve.operations:op_launch",

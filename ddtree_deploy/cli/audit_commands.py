@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddtree_deploy.agent.protocol import ProgressSink
     from ddtree_deploy.fleet import HostResult
     from ddtree_deploy.inventory.settings import HostSettings
-    from ddtree_deploy.sessions import Connector
+    from ddtree_deploy.sessions import Connector, Session
 
 LOCAL = "local"
 
@@ -26,7 +26,9 @@ def verify(
     context: typer.Context,
     hosts: Hosts,
     static: Annotated[bool, typer.Option("--static", help="Read files only; import nothing.")] = False,
-    gpu: Annotated[bool, typer.Option("--gpu", help="Reserved for kernel tests; this version refuses it.")] = False,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Also run the tree kernels, and engines with a tiny model, on one GPU.")
+    ] = False,
     junit: Annotated[
         Path | None, typer.Option("--junit", metavar="FILE", help="Also write JUnit XML; {host} stands for the host.")
     ] = None,
@@ -35,11 +37,20 @@ def verify(
     ] = None,
 ) -> None:
     """Check the release: it imports, and what the service needs is in it. Exit 1 when a check fails."""
+    from ddtree_deploy.errors import InputError
+    from ddtree_deploy.fleet import HostResult
     from ddtree_deploy.verify.report import exit_code, render, write_junit
 
     app = app_context(context)
     selected = app.hosts(hosts)
     _check_file(junit, "--junit", len(selected), "verify-{host}.xml")
+    if static and gpu:
+        raise InputError(
+            "static-and-gpu",
+            "--static imports nothing, and --gpu runs an engine",
+            where="--gpu",
+            hint="Run verify twice, once with each.",
+        )
 
     def work(host: HostSettings, connect: Connector, sink: ProgressSink) -> HostResult:
         params = {
@@ -49,7 +60,11 @@ def verify(
             "static": static,
             "gpu": gpu,
         }
-        result = call_op("verify.run", lambda settings: params, exit_code)(host, connect, sink)
+        with connect(host) as session:
+            if gpu:
+                params.update(_gpu_params(host, release, session, sink))
+            report = session.call("verify.run", params, sink)
+        result = HostResult(host.name, exit_code(report), report, report)
         if junit is not None:
             write_junit(_file_of(junit, host), {host.name: result.value})
         return result
@@ -58,6 +73,25 @@ def verify(
         render(console, result.value, host=result.host, verbose=app.output.verbose)
 
     run_on_hosts(app, "verify", selected, work, draw)
+
+
+def _gpu_params(host: HostSettings, release: str | None, session: Session, sink: ProgressSink) -> dict[str, Any]:
+    """Which GPU the host has for it, and the pair of models, sent once: a host without a GPU is sent nothing."""
+    from ddtree_deploy.release.files import sha256_file
+    from ddtree_deploy.resources import data_dir
+
+    params: dict[str, Any] = {
+        "root": host.root,
+        "release": release,
+        "gpus": list(host.gpus) if host.gpus is not None else None,
+        "engine_arguments": list(host.engine_arguments),
+    }
+    chosen = session.call("verify.gpu", params, sink)
+    folder = data_dir("pairs") / "nano"
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    sent = session.put_blobs(files, host.root, sink)
+    pair = {path.relative_to(folder).as_posix(): sent[sha256_file(path)] for path in files}
+    return {"gpu_index": chosen["index"], "pair": pair, "engine_arguments": params["engine_arguments"]}
 
 
 def survey(

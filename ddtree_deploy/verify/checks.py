@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddtree_deploy import codec
 from ddtree_deploy.agent.protocol import Progress, ProgressSink, silent
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.release.layout import Layout
 from ddtree_deploy.serve.environment import release_python, release_record, resolve_release, service_environment
+from ddtree_deploy.verify import on_gpu
 from ddtree_deploy.verify.model import CheckResult, VerifyReport
 from ddtree_deploy.verify.noise import classify, load_rules
 from ddtree_deploy.verify.runner import Outcome, run_probe
@@ -48,9 +49,15 @@ _HINTS_BY_CAUSE = {
     "import-error": "the traceback names the package; `ddtree-deploy verify --static` looks at how it was built",
     "wrong-value": "its parts do not belong together: `ddtree-deploy verify --static` looks for the mix",
     "outside-release": "PYTHONPATH, an editable install or a .pth file leads out of the release",
+    "engine-failed": "the end of the engine's log says why; a service of this release would fail in the same way",
+    "check-error": "the check itself could not be run; the traceback says where",
     "crash": "a crash on import is nearly always a mix of builds: `ddtree-deploy verify --static` looks for it",
     "hang": "the output shows where it waits: often the driver, or a network file system",
 }
+_HINT_GPU = (
+    "do not serve DDTREE with this release on this GPU (`launch --algorithm none` is plain decoding); "
+    "tell us the GPU, the driver and this report"
+)
 _HINT_ALGORITHM = "the patch set is not applied to this release: provision with a profile that has one"
 
 
@@ -77,10 +84,21 @@ def run_checks(
         ]
     outcomes = run_probe(python, release, service_environment(release, environment), list(TITLES), limit_s, progress)
     _judge_cuda(outcomes[0], str(release_record(release).get("abi_tag") or ""))
-    gpus = outcomes[0].data.get("gpus")
-    facts = {"torch_cuda": torch_cuda(release), "gpus": None if gpus is None else str(gpus)}
-    rules = load_rules()
+    facts = {"torch_cuda": torch_cuda(release), "gpus": _gpus(outcomes[0])}
     progress(Progress("verify", "done", done_files=len(outcomes), total_files=len(outcomes), finished=True))
+    return _results(outcomes, TITLES, facts)
+
+
+def _gpus(torch: Outcome) -> Optional[str]:
+    """How many GPUs torch saw, for the rules about output."""
+    gpus = torch.data.get("gpus")
+    return None if gpus is None else str(gpus)
+
+
+def _results(
+    outcomes: Sequence[Outcome], titles: Mapping[str, str], facts: Mapping[str, Optional[str]]
+) -> List[CheckResult]:
+    rules = load_rules()
     results = []
     for outcome in outcomes:
         output = classify(outcome.output, facts, rules)
@@ -88,7 +106,7 @@ def run_checks(
         results.append(
             CheckResult(
                 id=outcome.check,
-                title=TITLES[outcome.check],
+                title=titles[outcome.check],
                 status="warning" if warned and outcome.status == "ok" else outcome.status,
                 summary=outcome.summary,
                 seconds=outcome.seconds,
@@ -102,21 +120,35 @@ def run_checks(
     return results
 
 
+def gpu_results(
+    release: Path, before: Sequence[CheckResult], params: Mapping[str, Any], progress: ProgressSink
+) -> List[CheckResult]:
+    """The checks on a GPU of this host; all skipped where one of those ``before`` has failed."""
+    failed = [check.id for check in before if check.status == "failed"]
+    if failed:
+        said = f"{', '.join(failed)} failed"
+        return [CheckResult(check, title, "skipped", said) for check, title in on_gpu.TITLES.items()]
+    outcomes = on_gpu.run_gpu_checks(
+        release,
+        params["pair"],
+        params["gpu_index"],
+        params.get("environment"),
+        params.get("engine_arguments") or [],
+        progress,
+    )
+    progress(Progress("verify", "done", done_files=len(outcomes), total_files=len(outcomes), finished=True))
+    return _results(outcomes, on_gpu.TITLES, {"torch_cuda": torch_cuda(release), "gpus": "1"})
+
+
 def op_verify(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     """Verify a release. Result: ``VerifyReport`` as a dict.
 
     params: ``{"root", "release": id or path, None for the current one, "environment": {name: text}, "static": bool,
-    "gpu": bool}``. ``static`` reads files only (audit and recorded hashes), without it the smoke checks run. Raises
-    InputError ``no-current-release``, ``release-missing``, ``no-gpu-checks``.
+    "gpu": bool}``, with ``gpu`` also ``gpu_index`` (of ``verify.gpu``), ``pair`` ({name: path on this host}) and
+    ``engine_arguments``. ``static`` reads files only (audit and recorded hashes), without it the smoke checks run, and
+    with ``gpu`` those of ``verify/gpu`` after them. Raises InputError ``no-current-release``, ``release-missing``.
     """
     began = time.monotonic()
-    if params.get("gpu"):
-        raise InputError(
-            "no-gpu-checks",
-            "this version has no checks that run kernels on the GPU",
-            where="gpu",
-            hint="leave out --gpu",
-        )
     layout = Layout(params.get("root") or "/opt/ddtree")
     release = resolve_release(layout.root, params.get("release"))
     if params.get("static"):
@@ -125,6 +157,8 @@ def op_verify(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
         checks = static_checks(release, progress, layout.root / "cache" / "abi")
     else:
         checks = run_checks(release, params.get("environment"), progress)
+        if params.get("gpu"):
+            checks += gpu_results(release, checks, params, progress)
     failed = any(check.status == "failed" for check in checks)
     report = VerifyReport(release.name, str(release), not failed, round(time.monotonic() - began, 3), checks)
     return codec.to_dict(report)
@@ -158,4 +192,6 @@ def _hint(outcome: Outcome) -> Optional[str]:
     unpatched = outcome.cause == "wrong-value" or "ddtree_utils" in outcome.summary
     if outcome.check in ("algorithm", "modules") and unpatched:
         return _HINT_ALGORITHM
+    if outcome.check in on_gpu.TITLES and outcome.cause == "wrong-value":
+        return _HINT_GPU
     return _HINTS_BY_CAUSE.get(outcome.cause or "")

@@ -21,10 +21,10 @@ class CheckResult:
     """What one check saw. ``seconds`` is its duration.
 
     ``cause`` of a failure: python-missing | missing-module | import-error | outside-release | wrong-value | crash |
-    hang | changed-files | audit.
+    hang | changed-files | audit | engine-failed | check-error.
     """
 
-    id: str  # torch | torchvision | algorithm | modules | kernel | audit | files
+    id: str  # torch | torchvision | algorithm | modules | kernel | server | audit | files | gpu-...
     title: str
     status: str  # ok | warning | failed | skipped
     summary: str

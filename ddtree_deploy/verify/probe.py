@@ -1,9 +1,10 @@
 """Runs inside the release's own Python: one check after the other, each reported as a JSON line on a pipe.
 
 Standard library only and on its own: the controlling process reads this file's text and runs it with ``-c``, so that
-nothing of ddtree-deploy is on the release's path. Arguments: the pipe's number, the release, the seconds that one check
-may take, and the checks to run. Before a check ``{"begin": id}``, after it ``{"end": id, "status": ...}``: a check that
-began and never ended is the one that crashed or hung. Its output is marked by check, see the end.
+nothing of ddtree-deploy is on the release's path (``verify/gpu`` imports it, and gives :func:`main` its own checks).
+Arguments: the pipe's number, the release, the seconds that one check may take, and the checks to run. Before a check
+``{"begin": id}``, after it ``{"end": id, "status": ...}``: a check that began and never ended is the one that crashed
+or hung. Its output is marked by check, see the end.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 RELEASE = ""  # set below, from the arguments
 DEVICES = Path("/dev")  # has a nvidia0 … for each GPU that this host, or this container, may use
@@ -25,10 +26,15 @@ Report = Tuple[str, Dict[str, Any]]  # what was seen, in words and as data
 
 
 class Failed(Exception):
-    def __init__(self, cause: str, summary: str, **data: Any) -> None:
+    def __init__(self, cause: str, summary: str, detail: Optional[str] = None, **data: Any) -> None:
         super().__init__(summary)
         self.cause = cause
+        self.detail = detail
         self.data = data
+
+
+class Skipped(Exception):
+    """What a check needs is not there, and another check has said so."""
 
 
 def inside(path: Optional[str]) -> str:
@@ -143,14 +149,16 @@ CHECKS: Dict[str, Callable[[], Report]] = {
 }
 
 
-def run(check: str) -> Dict[str, Any]:
+def run(check: str, checks: Mapping[str, Callable[[], Report]] = CHECKS) -> Dict[str, Any]:
     began = time.monotonic()
     result: Dict[str, Any] = {"end": check, "status": "failed", "cause": None, "detail": None, "data": {}}
     try:
-        summary, data = CHECKS[check]()
+        summary, data = checks[check]()
         result.update(status="warning" if data.get("warning") else "ok", summary=summary, data=data)
     except Failed as problem:
-        result.update(cause=problem.cause, summary=str(problem), data=problem.data)
+        result.update(cause=problem.cause, summary=str(problem), detail=problem.detail, data=problem.data)
+    except Skipped as problem:
+        result.update(status="skipped", summary=str(problem))
     except ModuleNotFoundError as problem:
         result.update(cause="missing-module", summary=f"missing module: {problem}", detail=traceback.format_exc())
     except BaseException as problem:  # also SystemExit: some packages end the program when they do not like a host
@@ -161,21 +169,33 @@ def run(check: str) -> Dict[str, Any]:
     return result
 
 
-if __name__ == "__main__":
-    PIPE, RELEASE, LIMIT = os.fdopen(int(sys.argv[1]), "w"), sys.argv[2], float(sys.argv[3])
+def main(
+    arguments: List[str],
+    checks: Mapping[str, Callable[[], Report]] = CHECKS,
+    finish: Callable[[], None] = lambda: None,
+) -> None:
+    """Run the checks that ``arguments`` name. ``finish`` runs before the last one's end is told: we are killed then."""
+    global RELEASE
+    pipe, RELEASE, limit, names = os.fdopen(int(arguments[0]), "w"), arguments[1], float(arguments[2]), arguments[3:]
     sys.path[:] = [entry for entry in sys.path if entry not in ("", str(Path.cwd()))]
     faulthandler.enable()
-    for name in sys.argv[4:]:
-        PIPE.write(json.dumps({"begin": name}) + "\n")
-        PIPE.flush()
+    for name in names:
+        pipe.write(json.dumps({"begin": name}) + "\n")
+        pipe.flush()
         sys.stdout.flush()
         sys.stderr.flush()
         os.write(2, f"\n\x02check {name}\n".encode())  # output and events come through two pipes: say whose it is
-        faulthandler.dump_traceback_later(LIMIT * 0.9)  # a check that hangs says where
-        outcome = run(name)
+        faulthandler.dump_traceback_later(limit * 0.9)  # a check that hangs says where
+        outcome = run(name, checks)
         faulthandler.cancel_dump_traceback_later()
+        if name == names[-1]:
+            finish()
         sys.stdout.flush()
         sys.stderr.flush()
-        PIPE.write(json.dumps(outcome, default=str) + "\n")
-        PIPE.flush()
+        pipe.write(json.dumps(outcome, default=str) + "\n")
+        pipe.flush()
     os._exit(0)  # destructors of a broken binary mix are not what is checked
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

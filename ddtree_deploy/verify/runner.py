@@ -46,19 +46,26 @@ def run_probe(
     checks: Sequence[str],
     limit_s: float,
     progress: ProgressSink,
+    program: Optional[Sequence[str]] = None,
 ) -> List[Outcome]:
-    """One Outcome a check, in order; never raises for what the release does."""
+    """One Outcome a check, in order; never raises for what the release does.
+
+    ``program``: source and first arguments of another program than ``probe.py``, which calls ``probe.main``.
+    """
+    source = pkgutil.get_data("ddtree_deploy.verify", "probe.py")
+    assert source is not None
+    command = [str(python), "-c", *(program or [source.decode("utf-8")])]
     left = list(checks)
     outcomes: List[Outcome] = []
     while left:
-        done = _run_process(python, release, environment, left, limit_s, progress)
+        done = _run_process(command, release, environment, left, limit_s, progress)
         outcomes += done
         left = left[len(done) :]
     return outcomes
 
 
 def _run_process(
-    python: Path,
+    command: Sequence[str],
     release: Path,
     environment: Mapping[str, str],
     checks: Sequence[str],
@@ -66,13 +73,11 @@ def _run_process(
     progress: ProgressSink,
 ) -> List[Outcome]:
     """The outcomes that one process gave, at least one."""
-    source = pkgutil.get_data("ddtree_deploy.verify", "probe.py")
-    assert source is not None
     events, events_end = os.pipe()
     arguments = [str(events_end), str(release), str(limit_s), *checks]
     try:
         process = subprocess.Popen(
-            [str(python), "-c", source.decode("utf-8"), *arguments],
+            [*command, *arguments],
             env=dict(environment),
             cwd="/",
             stdin=subprocess.DEVNULL,
@@ -84,7 +89,9 @@ def _run_process(
         )
     except OSError as error:
         os.close(events)
-        return [Outcome(check, cause="python-missing", summary=f"{python} cannot be run: {error}") for check in checks]
+        return [
+            Outcome(check, cause="python-missing", summary=f"{command[0]} cannot be run: {error}") for check in checks
+        ]
     finally:
         os.close(events_end)
     assert process.stdout is not None

@@ -34,8 +34,3 @@ def test_several_hosts_need_several_files(tmp_path: Path, inventory: str) -> Non
 def test_a_file_that_cannot_be_written(tmp_path: Path, inventory: str) -> None:
     ran = run("survey", "one", "--inventory", inventory, "--markdown", str(tmp_path / "no" / "one.md"))
     assert ran.code == 3 and "error: cannot-write\n" in ran.err
-
-
-def test_kernel_tests_are_refused_by_name(inventory: str) -> None:
-    ran = run("verify", "one", "--gpu", "--inventory", inventory)
-    assert ran.code == 3 and "error: no-gpu-checks\n" in ran.err

@@ -243,7 +243,7 @@ def test_the_operation(release: Path) -> None:
 
 @pytest.mark.parametrize(
     ("params", "id"),
-    [({}, "no-current-release"), ({"release": "r9"}, "release-missing"), ({"gpu": True}, "no-gpu-checks")],
+    [({}, "no-current-release"), ({"release": "r9"}, "release-missing")],
 )
 def test_bad_params(tmp_path: Path, params: dict[str, Any], id: str) -> None:
     with pytest.raises(InputError) as caught:
