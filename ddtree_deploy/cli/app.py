@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -110,6 +111,7 @@ _GROUPS: list[tuple[str, str, list[tuple[str, str, Callable[..., Any], list[str]
 ]
 
 
+@functools.cache
 def command() -> Any:
     """The command to run: a group that takes ``main(args, ...)``."""
     built: Any = typer.main.get_command(_build())

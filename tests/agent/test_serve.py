@@ -45,7 +45,7 @@ def refused_by_the_host(params, progress):
     raise OSError(params["errno"], os.strerror(params["errno"]), "/srv/file")
 
 def slow(params, progress):
-    time.sleep(1)
+    time.sleep(0.4)  # heartbeats come every 0.1 s here
     return {}
 
 def wait(params, progress):

@@ -170,6 +170,8 @@ def test_signals_end_a_run_as_interrupted(tmp_path: Path, number: signal.Signals
     )
     try:
         writer = _open_for_writing(pipe)  # now the command reads, and waits for what never comes
+        while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+            time.sleep(0.01)  # a signal between Python's last look and read(2) would be seen after it
         process.send_signal(number)
         out, _ = process.communicate(timeout=30)
         os.close(writer)
