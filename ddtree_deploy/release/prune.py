@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Any, Dict, List, Set
+from pathlib import Path
+from typing import Any, Dict, List, Set, Tuple
 
 from ddtree_deploy.agent.protocol import Progress, ProgressSink
 from ddtree_deploy.errors import InputError
@@ -30,7 +31,8 @@ _YOUNG_SECONDS = 3600.0
 def prune(root: str, keep: Any, progress: ProgressSink) -> Dict[str, Any]:
     """Keep the ``keep`` newest releases; remove the others and what only they needed in the cache.
 
-    Never removed: the current release, the one before it, and one that a service of ours was started from. Returns
+    Never removed: the current release, the one before it, and one that a service of ours was started from; nor any
+    while there is a service of which that cannot be read. Returns
     {removed: [id], kept: [{id, why}], foreign: [name], cache_removed: [name], freed_bytes, note}. ``foreign``: what is
     there besides, and stays. ``freed_bytes`` is what the disk gained (files shared with the base venv free nothing).
     Raises InputError ``bad-keep``, LockedError.
@@ -48,7 +50,11 @@ def prune(root: str, keep: Any, progress: ProgressSink) -> Dict[str, Any]:
         current, previous = current_release(layout), previous_release(layout)
         newest = [release.id for release in reversed(releases) if release.complete][:keep]
         why.update(dict.fromkeys(newest, "among the newest"))
-        for release_id, services in services_by_release(layout).items():
+        used, damaged = services_by_release(layout)
+        if damaged:  # it may run from any of them
+            text = f"perhaps in use by {', '.join(map(str, damaged))}, which cannot be read"
+            why.update({release.id: text for release in releases if release.id not in why})
+        for release_id, services in used.items():
             why[release_id] = "in use by service " + ", ".join(services)
         if previous is not None:
             why[previous] = "active before the current one"
@@ -109,22 +115,28 @@ def clean_leftovers(layout: Layout, journal: Journal, progress: ProgressSink) ->
     return removed
 
 
-def services_by_release(layout: Layout) -> Dict[str, List[str]]:
-    """Names of the services of ours (running or not) by the release that they were started from."""
+def services_by_release(layout: Layout) -> Tuple[Dict[str, List[str]], List[Path]]:
+    """Names of the services of ours (running or not) by the release that they were started from, and the specs that
+    do not tell it."""
     found: Dict[str, List[str]] = {}
+    damaged: List[Path] = []
     try:
         names = sorted(os.listdir(layout.services))
     except OSError:
-        return found
+        return found, damaged
     for name in names:
+        path = layout.services / name / "spec.json"
         try:
-            with open(layout.services / name / "spec.json", encoding="utf-8") as stream:
-                release = json.load(stream)["release"]
-        except (OSError, ValueError, KeyError, TypeError):
+            release = json.loads(path.read_text("utf-8"))["release"]
+        except (FileNotFoundError, NotADirectoryError):
             continue
+        except (OSError, ValueError, KeyError, TypeError):
+            release = None
         if isinstance(release, str) and release:
             found.setdefault(os.path.basename(os.path.normpath(release)), []).append(name)
-    return found
+        else:
+            damaged.append(path)
+    return found, damaged
 
 
 def _prune_cache(layout: Layout, kept: List[str]) -> List[str]:

@@ -23,7 +23,14 @@ from ddtree_deploy.serve.manager import start_service
 from ddtree_deploy.serve.ports import DEFAULT_RANGE, allocate
 from ddtree_deploy.serve.settings import LaunchSettings, base_spec, check_auto_budget, parse_ports, read_settings
 from ddtree_deploy.serve.spec import ServiceFolder, ServiceSpec, service_folders
-from ddtree_deploy.serve.state import LIVING, read_state, service_info, unknown_info, unreadable
+from ddtree_deploy.serve.state import (
+    LIVING,
+    read_state,
+    secrets_problem,
+    service_info,
+    unknown_info,
+    unreadable,
+)
 from ddtree_deploy.serve.stop import stop_service
 
 _POLL_S = 0.1
@@ -44,6 +51,7 @@ def op_launch(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
 
     params: see ``settings.LaunchSettings``. Result: ``{"services": [...], "changed": bool}``, each service a
     ServiceInfo with ``listen``, ``probe`` (the completion that made it ready) and ``changed`` (false: it ran already).
+    Services besides whose files cannot be read follow, ``unknown``: what they hold is not known, so look at them.
     Raises InputError for settings that cannot work, before anything is started; then StepError, or InputError
     ``engine-refused`` where the engine itself names a bad setting: each service that failed has been stopped, those
     that came up keep running, ``details`` has all of them and the log lines.
@@ -58,11 +66,13 @@ def op_launch(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     gpus = select_gpus(GpuFacts() if on_cpu else probe_gpus(), settings.gpus, on_cpu)
     check_auto_budget(base, gpus == [None], arguments)
     with Lock(layout.services / ".lock", "launch"):
+        damaged = _damaged(layout, [for_gpu(base, gpu) for gpu in gpus])
         targets = _prepare(layout, base, settings, gpus, progress)
         for target in targets:
             if target.launch is not None:
                 start_service(target.folder, target.launch)
-    return _wait_for(targets, settings.wait, progress)
+    result = _wait_for(targets, settings.wait, progress)
+    return {**result, "services": result["services"] + damaged}
 
 
 def op_restart(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
@@ -77,7 +87,7 @@ def op_restart(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]
     unknown = []
     with Lock(layout.services / ".lock", "restart"):
         for folder in folders:
-            error = unreadable(folder)
+            error = unreadable(folder) or secrets_problem(folder)
             if error is not None:
                 unknown.append({**codec.to_dict(unknown_info(folder, error)), "changed": False})
                 continue
@@ -117,6 +127,21 @@ def pick_services(layout: Layout, names: Optional[List[str]]) -> List[ServiceFol
     return [known[name] for name in names]
 
 
+def _damaged(layout: Layout, wanted: List[ServiceSpec]) -> List[Dict[str, Any]]:
+    """The services whose files cannot be read; raises InputError ``service-damaged`` where one of them is wanted."""
+    found = []
+    for folder in service_folders(layout.root):
+        error = unreadable(folder)
+        if error is None:
+            continue
+        if folder.name in [spec.name for spec in wanted]:
+            told = error if isinstance(error, DeployError) else folder.damaged(folder.path, str(error))
+            message = f"what service {folder.name} holds is not known: {told.message}"
+            raise InputError("service-damaged", message, where=told.where, hint=told.hint)
+        found.append({**codec.to_dict(unknown_info(folder, error)), "changed": False})
+    return found
+
+
 def _prepare(
     layout: Layout, base: ServiceSpec, settings: LaunchSettings, gpus: List[Optional[Gpu]], progress: ProgressSink
 ) -> List[_Target]:
@@ -132,7 +157,10 @@ def _prepare(
         for folder, spec in living.values():
             if not spec.shares_device(wanted):
                 continue
-            if folder.name == wanted.name and spec.same_service(wanted) and folder.secrets() == settings.secrets:
+            problem = None if settings.replace else secrets_problem(folder)
+            if problem is not None:
+                raise problem
+            if folder.name == wanted.name and spec.same_service(wanted) and _has_secrets(folder, settings.secrets):
                 keep.append(_Target(folder, spec, None))
             elif settings.replace:
                 stop[folder.name] = folder
@@ -167,8 +195,13 @@ def for_gpu(base: ServiceSpec, gpu: Optional[Gpu]) -> ServiceSpec:
 
 
 def _launched(layout: Layout) -> List[Tuple[ServiceFolder, ServiceSpec]]:
-    pairs = ((folder, folder.spec()) for folder in service_folders(layout.root))
+    readable = (folder for folder in service_folders(layout.root) if unreadable(folder) is None)
+    pairs = ((folder, folder.spec()) for folder in readable)
     return [(folder, spec) for folder, spec in pairs if spec is not None]
+
+
+def _has_secrets(folder: ServiceFolder, secrets: Dict[str, str]) -> bool:
+    return secrets_problem(folder) is None and folder.secrets() == secrets
 
 
 def _ports(spec: ServiceSpec) -> Tuple[int, int]:

@@ -15,7 +15,15 @@ from ddtree_deploy.serve import readiness
 from ddtree_deploy.serve.launch import layout_of, op_launch, op_restart, pick_services
 from ddtree_deploy.serve.logs import find_cause, read_from, tail
 from ddtree_deploy.serve.spec import API_KEY, ServiceFolder, ServiceSpec, service_folders
-from ddtree_deploy.serve.state import ProbeResult, read_state, service_info, unknown_info, unreadable
+from ddtree_deploy.serve.state import (
+    ProbeResult,
+    in_words,
+    read_state,
+    secrets_problem,
+    service_info,
+    unknown_info,
+    unreadable,
+)
 from ddtree_deploy.serve.stop import stop_service
 
 __all__ = ["list_services", "op_launch", "op_logs", "op_restart", "op_status", "op_stop"]
@@ -47,7 +55,8 @@ def op_status(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     ``last_lines`` and ``cause`` of a failed one, ``probe`` (the last completion: ok, at, seconds, text, error) and
     ``tokens_per_step`` of a speculative one that has answered something. A ready service is asked for a token or a few,
     unless somebody asks already; a probe that fails is shown and changes nothing: a long prefill is no failure.
-    One whose files cannot be read has the state ``unknown``, and ``detail`` says why.
+    One whose files cannot be read has the state ``unknown``, and ``detail`` says why; one whose secrets cannot be read
+    is not asked.
     """
     layout = layout_of(params)
     names = params.get("services")
@@ -127,7 +136,10 @@ def _status(folder: ServiceFolder, probe: bool, timeout: float) -> Dict[str, Any
         "probe": codec.to_dict(state.probe) if state and state.probe else None,
         "tokens_per_step": None,
     }
-    if state is not None and state.state == "ready" and probe:
+    problem = secrets_problem(folder)
+    if problem is not None:
+        known["detail"] = "; ".join(filter(None, [known["detail"], in_words(problem)]))
+    elif state is not None and state.state == "ready" and probe:
         fresh = _probe_once(folder, spec, timeout)
         known["probe"] = codec.to_dict(fresh) if fresh else known["probe"]
         if fresh is not None and fresh.ok and spec.algorithm != "none":

@@ -131,19 +131,31 @@ class ServiceFolder:
         except FileNotFoundError:
             return None
         except (ValueError, InputError) as error:
-            raise InputError(
-                "bad-document",
-                f"not a document of this version: {error}",
-                where=str(path),
-                hint=f"stop the service with the version that launched it, then remove {self.path}",
-            ) from error
+            raise self.damaged(path, str(error)) from error
+
+    def damaged(self, path: Path, why: str) -> InputError:
+        return InputError(
+            "bad-document",
+            f"not a document of this version: {why}",
+            where=str(path),
+            hint=f"stop the service with the version that launched it, or end its supervisor (`fuser {self.lock}` "
+            f"names it if it lives); then remove {self.path}",
+        )
 
     def secrets(self) -> Dict[str, str]:
+        """Raises InputError ``bad-document``, which tells no value."""
         try:
-            data: Dict[str, Any] = json.loads(self.secrets_file.read_text("utf-8"))
+            data: Any = json.loads(self.secrets_file.read_text("utf-8"))
+            return {str(name): str(value) for name, value in data.items()}
         except FileNotFoundError:
             return {}
-        return {str(name): str(value) for name, value in data.items()}
+        except (ValueError, AttributeError) as error:
+            raise InputError(
+                "bad-document",
+                "no secrets can be read from it",
+                where=str(self.secrets_file),
+                hint="ddtree-deploy launch HOST --replace writes it anew",
+            ) from error
 
     def write(self, spec: ServiceSpec, secrets: Dict[str, str]) -> None:
         """Write the spec and the files that hold secrets; these are never readable by others, not even while new."""

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from typing import Any, Dict, List, Optional
 
 from ddtree_deploy import codec
-from ddtree_deploy.errors import DeployError, InputError
+from ddtree_deploy.errors import DeployError
 from ddtree_deploy.facts.model import ServiceInfo
 from ddtree_deploy.serve.process import ProcessIdentity, is_alive
 from ddtree_deploy.serve.spec import ServiceFolder, ServiceSpec, write_atomic
@@ -63,12 +63,7 @@ def read_state(folder: ServiceFolder) -> Optional[ServiceState]:
     """
     state = folder.read(folder.state_file, ServiceState)
     if state is not None and state.state not in _WRITTEN:
-        raise InputError(
-            "bad-document",
-            f"there is no state {state.state!r}",
-            where=str(folder.state_file),
-            hint=f"stop the service with the version that launched it, then remove {folder.path}",
-        )
+        raise folder.damaged(folder.state_file, f"there is no state {state.state!r}")
     if state is not None and state.state in LIVING and not is_alive(state.supervisor):
         return replace(state, state="dead", phase="its supervisor is gone (killed, or the host was restarted)")
     return state
@@ -79,7 +74,7 @@ def write_state(folder: ServiceFolder, state: ServiceState) -> None:
 
 
 def unreadable(folder: ServiceFolder) -> Optional[Exception]:
-    """Why the files of a service say nothing; None if they do."""
+    """Why the files of a service say nothing of what it is; None if they do. Its secrets are another matter."""
     try:
         folder.spec()
         read_state(folder)
@@ -88,12 +83,25 @@ def unreadable(folder: ServiceFolder) -> Optional[Exception]:
     return None
 
 
-def unknown_info(folder: ServiceFolder, error: Exception) -> ServiceInfo:
-    """A service whose files cannot be read: where, why and what to do are its ``detail``."""
-    detail = str(error)
+def secrets_problem(folder: ServiceFolder) -> Optional[Exception]:
+    """Why the secrets of a service cannot be read; None if they can."""
+    try:
+        folder.secrets()
+    except (DeployError, OSError) as error:
+        return error
+    return None
+
+
+def in_words(error: Exception) -> str:
+    """Where, why and what to do."""
     if isinstance(error, DeployError):
-        detail = "; ".join(filter(None, [error.where, error.message, error.hint]))
-    return ServiceInfo(folder.name, "unknown", detail=detail)
+        return "; ".join(filter(None, [error.where, error.message, error.hint]))
+    return str(error)
+
+
+def unknown_info(folder: ServiceFolder, error: Exception) -> ServiceInfo:
+    """A service whose files cannot be read."""
+    return ServiceInfo(folder.name, "unknown", detail=in_words(error))
 
 
 def service_info(spec: ServiceSpec, state: Optional[ServiceState]) -> ServiceInfo:

@@ -184,6 +184,19 @@ def test_prune_keeps_what_services_use(three: Path, as_path: bool) -> None:
     assert {"id": "r-1", "why": "in use by service gpu0"} in result["kept"]
 
 
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"release": 3}'])
+def test_prune_keeps_all_while_a_service_does_not_tell_its_release(three: Path, text: str) -> None:
+    spec = three / "services" / "gpu0" / "spec.json"
+    spec.parent.mkdir(parents=True)
+    (three / "services" / ".lock").touch()
+    spec.write_text(text)
+    result = prune(str(three), 0, silent)
+    assert result["removed"] == []
+    assert {"id": "r-1", "why": f"perhaps in use by {spec}, which cannot be read"} in result["kept"]
+    spec.unlink()
+    assert prune(str(three), 0, silent)["removed"] == ["r-1"]
+
+
 def test_prune_cleans_the_cache_and_what_was_interrupted(three: Path) -> None:
     for name in ("r-8.removing", "r-9.partial"):
         (three / "releases" / name / "lib").mkdir(parents=True)

@@ -374,6 +374,46 @@ def test_a_damaged_service_does_not_hinder_the_others(host: Host, damage: str) -
     assert not processes(host)
 
 
+@pytest.mark.parametrize("damage", ["spec.json", "state.json"])
+def test_a_launch_beside_a_damaged_service(host: Host, damage: str) -> None:
+    folder = host.folder("gpu1")
+    folder.write(dataclasses.replace(host.spec({}), name="gpu1"), {})
+    (folder.path / damage).write_text("{")
+    services = {service["name"]: service for service in host.launch()["services"]}
+    assert (services["cpu"]["state"], services["gpu1"]["state"]) == ("ready", "unknown")
+    assert (
+        f"{folder.path}/{damage}" in services["gpu1"]["detail"]
+        and f"remove {folder.path}" in services["gpu1"]["detail"]
+    )
+    host.stop()
+    (host.folder().path / damage).write_text("{")
+    for replace in (False, True):
+        with pytest.raises(InputError) as caught:
+            host.launch(replace=replace)
+        assert caught.value.id == "service-damaged"
+        assert caught.value.where == f"{host.folder().path}/{damage}"
+        assert f"remove {host.folder().path}" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\xff"])
+def test_damaged_secrets(host: Host, text: str) -> None:
+    """What the service is can be told; that it is asked, or started with them, cannot be."""
+    host.launch(api_key="a-key")
+    secrets = host.folder().secrets_file
+    secrets.write_bytes(text.encode("latin-1"))
+    status = host.status()
+    assert status["state"] == "ready" and str(secrets) in status["detail"] and "--replace" in status["detail"]
+    (restarted,) = op_restart({"root": str(host.root)}, silent)["services"]
+    assert restarted["state"] == "unknown" and host.state().state == "ready"
+    with pytest.raises(InputError) as caught:
+        host.launch(api_key="a-key")
+    assert (caught.value.id, caught.value.where) == ("bad-document", str(secrets))
+    host.launch(api_key="a-key", replace=True)
+    assert host.status()["probe"]["ok"]
+    secrets.write_bytes(text.encode("latin-1"))
+    assert host.stop()["services"] == [{"name": "cpu", "changed": True, "state": "stopped"}]
+
+
 def test_not_waiting(host: Host) -> None:
     (service,) = host.launch(environment={"STAND_IN_DELAY": "600"}, wait=False)["services"]
     assert service["state"] == "starting"
