@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import http.client
 import json
 import os
 import random
@@ -124,6 +125,8 @@ class Engine:
                 text = response.read()
         except urllib.error.HTTPError as error:
             raise EngineFailed(f"{self.name}: {path} {error.code} {error.read(500)!r}") from error
+        except http.client.HTTPException as error:
+            raise EngineFailed(f"{self.name}: {path} {type(error).__name__}") from error
         return json.loads(text) if text[:1] in (b"{", b"[") else text.decode()
 
     def generate(self, ids: list[int], *, top_logprobs: int = 0, **sampling: object) -> dict[str, Any]:

@@ -139,7 +139,7 @@ class Bench:
         for concurrency in concurrencies:
             try:
                 step = profile_step.record(engine, self.prompts, concurrency, new_tokens=new_tokens)
-            except (OSError, EngineFailed, ValueError) as error:
+            except (OSError, EOFError, EngineFailed, ValueError) as error:
                 step = {"error": f"{type(error).__name__}: {error}"}
             row.setdefault("profile", {})[f"c={concurrency}"] = step
             self.save()

@@ -161,6 +161,8 @@ def record(
         )
         for request in requests:
             request.join()
+        if not list(Path(folder).glob("*.trace.json*")):  # the requests ended before the steps were over
+            engine.post("/stop_profile", {})
         return summarize(load(_finished(Path(folder))), steps)
 
 

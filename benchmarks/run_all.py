@@ -117,7 +117,7 @@ STAGES: dict[str, Stage] = {
         3.5,
         "acceptance.py",
         [],
-        ["--budgets", "15,31", "--count", "6", "--at-once", "1"],
+        ["--budgets", "15", "--count", "4", "--at-once", "1"],
         needs="pair",
     ),
     "memory": Stage(
@@ -132,7 +132,7 @@ STAGES: dict[str, Stage] = {
         5.0,
         "tensor_parallel.py",
         [],
-        ["--tp", "1", "--count", "6", "--compare-at", "2", "--concurrency", "1", "--budgets", "15", "--at-once", "1"],
+        ["--tp", "1", "--count", "4", "--compare-at", "2", "--concurrency", "1", "--budgets", "15", "--at-once", "1"],
         gpus=2,
     ),
 }  # fmt: skip

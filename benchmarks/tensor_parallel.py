@@ -60,6 +60,8 @@ def main() -> None:
                         draft=options.draft,
                         logs=logs_folder(options),
                         device=options.device,
+                        # The servers beside it take unequal shares of the two GPUs.
+                        environment={"SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "false"},
                     )
                 )
             up: dict[str, Engine] = {}

@@ -12,18 +12,20 @@ graph, without the two models between them:
   writes too.
 - `step`: the whole captured step of production at a context of 256, for comparison.
 
-A time is the mean of a run of replays between two CUDA events, and the median over runs. The paths are those of
-random logits: the target tokens follow the tree's first child at each node, so that the longest path is walked.
+A time is the mean of a run of replays between two CUDA events, and the median over runs. The trees are those of
+random logits, and the target tokens lead to the deepest node, so that the longest path is committed.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
+import sys
 import time
 from typing import Any, Callable
 
 import torch
-from bench_server import arguments, free_port, machine, save, server_arguments
+from bench_server import arguments, free_port, machine, save, server_arguments, server_environment
 
 REPLAYS, RUNS = 20, 15
 
@@ -87,10 +89,13 @@ class TreeOps:
 
     @staticmethod
     def _deepest(tree: Any) -> torch.Tensor:
-        """Target tokens that agree with a child wherever there is one."""
-        target = torch.zeros_like(tree.tokens)
-        # The last write wins on a CPU; on a GPU any child will do.
-        return target.scatter_(1, tree.parents[:, 1:], tree.tokens[:, 1:])
+        """Target tokens along the path to each tree's deepest node."""
+        rows = torch.arange(tree.tokens.shape[0], device=tree.tokens.device)
+        on_path = tree.mask[rows, tree.depths.argmax(dim=1)]
+        # Nodes off the path write to a spare column.
+        parents = torch.where(on_path, tree.parents, tree.tokens.shape[1])[:, 1:]
+        target = torch.zeros_like(torch.nn.functional.pad(tree.tokens, (0, 1)))
+        return target.scatter_(1, parents, tree.tokens[:, 1:])[:, :-1].contiguous()
 
     def tree(self) -> torch.Tensor:
         append, self.step._append_draft_kv = self.step._append_draft_kv, lambda *_: None
@@ -130,6 +135,10 @@ def main() -> None:
     parser.add_argument("--budget", default="15,63")
     parser.add_argument("--batch", default="1,16")
     options = parser.parse_args()
+    environment = server_environment(options.device)
+    if environment.get("LD_LIBRARY_PATH") != os.environ.get("LD_LIBRARY_PATH"):
+        # The loader reads it when a process starts.
+        os.execve(sys.executable, [sys.executable, *sys.argv], environment)
     budgets = [int(budget) for budget in options.budget.split(",")]
     batches = [int(batch) for batch in options.batch.split(",")]
     worker = load_worker(str(options.target), str(options.draft), max(budgets), options.device)

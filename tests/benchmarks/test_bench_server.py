@@ -9,6 +9,7 @@ from pathlib import Path
 import acceptance
 import bench_server
 import pytest
+import tensor_parallel
 
 
 def test_a_rehearsal_runs_the_same_words_on_a_cpu():
@@ -82,3 +83,22 @@ def test_the_prompts_and_rows_that_docs_name():
     assert len(prompts) == 64 and prompts[:24] == acceptance_prompts
     authors = json.loads((folder / "authors.json").read_text())
     assert authors["tiny"]["float32"]["63"] == 4.822 and authors["nano"]["bfloat16"]["31"] == 4.425
+
+
+def test_two_gpus_are_compared_with_one_and_with_plain_decoding():
+    outputs = {
+        "plain tp1": [[7, 9], [4]],
+        "ddtree 63 tp1": [[7, 9], [4]],
+        "ddtree 63 tp2": [[8, 9], [4]],
+        "dflash tp2": [[7, 9], [4]],
+    }
+    results = {}
+    tensor_parallel.compare(results, outputs, Judge(), [[1], [2]])
+    assert results["compared"] == {
+        "ddtree 63 tp1 against plain tp1": {"prompts": 2, "identical": 2, "largest_gap": 0.0},
+        "ddtree 63 tp2 against plain tp1": {"prompts": 2, "identical": 1, "largest_gap": 0.1},
+        "ddtree 63 tp2 against ddtree 63 tp1": {"prompts": 2, "identical": 1, "largest_gap": 0.1},
+        "dflash tp2 against plain tp1": {"prompts": 2, "identical": 2, "largest_gap": 0.0},
+    }
+    tensor_parallel.compare(results, outputs, None, [[1], [2]])
+    assert len(results["compared"]) == 4
