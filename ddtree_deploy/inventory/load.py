@@ -201,41 +201,42 @@ def _group_findings(file: InventoryFile) -> list[Finding]:
 
 
 def _host_findings(settings: HostSettings, file: InventoryFile) -> list[Finding]:
-    """What only the merged settings show."""
+    """What only the merged settings show. Each is told of the host, at the place of the key that decides it."""
     findings: list[Finding] = []
     host = ("hosts", settings.name)
+
+    def add(id: str, message: str, hint: str | None, *keys: str) -> None:
+        places = (settings.origin(key).where for key in keys)
+        findings.append(Finding(id, message, host, hint, True, next(filter(None, places), None)))
+
     if not settings.loopback and not settings.api_key:
-        findings.append(
-            Finding(
-                "api-key-required",
-                f"listens on {settings.listen} without an API key: anyone who reaches it could use it",
-                host,
-                "set api_key: env:NAME or file:PATH, or listen: 127.0.0.1",
-                True,
-            )
-        )
+        message = f"listens on {settings.listen} without an API key: anyone who reaches it could use it"
+        add("api-key-required", message, "set api_key: env:NAME or file:PATH, or listen: 127.0.0.1", "listen")
     ports, gpus = settings.ports[1] - settings.ports[0] + 1, len(settings.gpus or (0,))
     if ports < PORTS_PER_SERVICE * gpus:
         message = f"{gpus} services need {PORTS_PER_SERVICE * gpus} ports, the range has {ports}"
-        hint = "a service has one port for requests and one for its own processes"
-        findings.append(Finding("bad-ports", message, host, hint, True))
+        add("bad-ports", message, "a service has one port for requests and one for its own processes", "ports", "gpus")
     donor = settings.source.donor
-    if donor:
-        findings += _donor_findings(donor, settings, file.hosts, host)
+    problem = _donor_problem(donor, settings, file.hosts) if donor else None
+    if problem is not None:
+        add(*problem, "source.donor")
     return findings
 
 
-def _donor_findings(donor: str, settings: HostSettings, hosts: dict[str, HostEntry], at: KeyPath) -> list[Finding]:
+def _donor_problem(
+    donor: str, settings: HostSettings, hosts: dict[str, HostEntry]
+) -> tuple[str, str, str | None] | None:
+    """Id, message and hint."""
     host, path = split_donor(donor)
     login = split_login(host) is not None if host else False
     if login and path is None:
-        return [Finding("bad-path", f"donor {donor!r}: which venv there?", at, f"donor: {donor}:/path/of/venv", True)]
+        return "bad-path", f"donor {donor!r}: which venv there?", f"donor: {donor}:/path/of/venv"
     if host is not None and host not in hosts and not login:
         close = near(host, hosts)
         hint = f"did you mean {close!r}?" if close else "write HOST, HOST:/path, USER@ADDRESS:/path or /path"
-        return [Finding("unknown-host", f"donor {donor!r} names no host of this inventory", at, hint, True)]
+        return "unknown-host", f"donor {donor!r} names no host of this inventory", hint
     if path is not None and not path.startswith(("/", "~/")):
-        return [Finding("bad-path", f"donor {donor!r}: expected an absolute path after the host", at, None, True)]
+        return "bad-path", f"donor {donor!r}: expected an absolute path after the host", None
     if host == settings.name and path is None:
-        return [Finding("bad-source", "the donor is the host itself", at, "name another venv: donor: /path", True)]
-    return []
+        return "bad-source", "the donor is the host itself", "name another venv: donor: /path"
+    return None

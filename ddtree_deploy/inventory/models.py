@@ -14,6 +14,7 @@ from ddtree_deploy.inventory import arguments
 from ddtree_deploy.inventory.secrets import is_reference, reference_problem
 from ddtree_deploy.inventory.validation import StrictModel, found, number_hint, wrong
 from ddtree_deploy.plan.inputs import AUTO, BUDGET_HINT, parse_budget
+from ddtree_deploy.release.layout import Layout
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -35,6 +36,16 @@ def _absolute(value: str) -> str:
     if value.startswith("/") and value.strip("/") == "":
         raise wrong("bad-path", "expected a folder below /, found /")
     return value.rstrip("/")
+
+
+def _root(value: str) -> str:
+    """What a root may be is the agent's to say; ``~`` is the home of its user."""
+    value = _absolute(value)
+    try:
+        Layout(value.lstrip("~"))
+    except InputError as error:
+        raise wrong("bad-path", error.message, error.hint or "") from None
+    return value
 
 
 def _reference(value: Any) -> str:
@@ -286,7 +297,7 @@ class HostOptions(StrictModel):
     """Settings of a host, a group or the defaults. None means "not said here"; written as null, it takes back."""
 
     connection: Optional[ConnectionOptions] = None
-    root: Optional[HostPath] = None
+    root: Optional[Annotated[str, AfterValidator(_root)]] = None
     base: Optional[HostPath] = None
     profile: Optional[Text] = None
     source: Optional[SourceOptions] = None

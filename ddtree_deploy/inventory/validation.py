@@ -33,6 +33,7 @@ class Finding:
     path: KeyPath
     hint: Optional[str] = None
     at_key: bool = False  # point at the key instead of the value
+    where: Optional[str] = None  # instead of the place of ``path``
 
 
 def wrong(id: str, message: str, hint: str = "", at: KeyPath = ()) -> PydanticCustomError:
@@ -60,7 +61,7 @@ def report(findings: list[Finding], document: Document) -> InputError:
     are in ``details["errors"]``, and ``details["more"]`` counts the rest."""
     errors = []
     for finding in findings:
-        where = document.where(finding.path, key=finding.at_key)
+        where = finding.where or document.where(finding.path, key=finding.at_key)
         key = dotted(finding.path)
         message = f"{key}: {finding.message}" if key else finding.message
         errors.append({"id": finding.id, "where": where, "key": key, "message": message, "hint": finding.hint})

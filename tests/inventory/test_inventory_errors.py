@@ -51,6 +51,9 @@ BAD = {
     "no time to connect": ("connection: {connect_timeout: 0}", "bad-value", "3:35", "at least 1", ""),
     "relative root": ("root: ddtree", "bad-path", "3:11", "'ddtree'", "begin it with /"),
     "root is /": ("root: /", "bad-path", "3:11", "below /", ""),
+    "root with ..": ("root: /opt/../srv", "bad-path", "3:11", "without '..'", ""),
+    "root with .. below the home": ("root: ~/../srv", "bad-path", "3:11", "without '..'", ""),
+    "root that PATH breaks at": ("root: '/opt/a:b'", "bad-path", "3:11", "':'", "another"),
     "relative base": ("base: ./venv", "bad-path", "3:11", "absolute path", "~/"),
     "empty text": ("model: ''", "bad-value", "3:12", "found an empty text", ""),
     "budget 0": ("budget: 0", "budget-out-of-range", "3:13", f"out of range (1 to {BUDGET_MAX}, or auto)", "none"),
@@ -72,19 +75,19 @@ BAD = {
     "ports beyond": ("ports: 65000-66000", "bad-ports", "3:12", "1 to 65535", ""),
     "ports with a colon": ("ports: 30000:30099", "bad-ports", "3:12", "30000-30099", "base 60"),
     "ports as words": ("ports: many", "bad-ports", "3:12", "found the text 'many'", ""),
-    "one port": ("ports: 30000", "bad-ports", "2:3", "1 services need 2 ports", "one for its own"),
+    "one port": ("ports: 30000", "bad-ports", "3:12", "1 services need 2 ports", "one for its own"),
     "listen with a port": ("listen: 127.0.0.1:80", "bad-address", "3:13", "expected an IP address", "ports"),
-    "listen beyond loopback": ("listen: 0.0.0.0", "api-key-required", "2:3", "0.0.0.0", "api_key: env:NAME"),
-    "listen on IPv6": ("listen: '::'", "api-key-required", "2:3", "listens on ::", "api_key"),
+    "listen beyond loopback": ("listen: 0.0.0.0", "api-key-required", "3:13", "0.0.0.0", "api_key: env:NAME"),
+    "listen on IPv6": ("listen: '::'", "api-key-required", "3:13", "listens on ::", "api_key"),
     "two sources": ("source: {index: default, wheelhouse: /x}", "bad-source", "3:13", "found index and wheelhouse", ""),
     "no source": ("source: {}", "bad-source", "3:13", "found none", ""),
     "source by another name": ("source: pypi", "bad-source", "3:13", "found the text 'pypi'", "index: URL"),
     "index that is a folder": ("source: {index: /wheels}", "bad-index", "3:21", "URL", "wheelhouse"),
     "index that is a word": ("source: {index: pypi}", "bad-index", "3:21", "'pypi'", "https://"),
     "index over ftp": ("source: {extra_index: ['ftp://x/simple']}", "bad-index", "3:28", "ftp", "https://"),
-    "donor unknown": ("source: {donor: 'b:/venv'}", "unknown-host", "2:3", "'b:/venv'", "HOST:/path"),
-    "donor relative": ("source: {donor: 'a:venv'}", "bad-path", "2:3", "absolute path", ""),
-    "donor itself": ("source: {donor: a}", "bad-source", "2:3", "itself", "another venv"),
+    "donor unknown": ("source: {donor: 'b:/venv'}", "unknown-host", "3:21", "'b:/venv'", "HOST:/path"),
+    "donor relative": ("source: {donor: 'a:venv'}", "bad-path", "3:21", "absolute path", ""),
+    "donor itself": ("source: {donor: a}", "bad-source", "3:21", "itself", "another venv"),
     "no launch time": ("launch_timeout: 0", "bad-value", "3:21", "at least 1", ""),
     "launch time with a unit": ("launch_timeout: 10m", "wrong-type", "3:21", "a whole number, found the text", ""),
     "arguments as text": ("engine_arguments: --tp 2", "wrong-type", "3:23", "found the text", "["),
@@ -145,6 +148,21 @@ def test_bad_file(text: str, id: str, place: str, words: str, hint: str, tmp_pat
     assert (error.id, str(error.where)) == (id, f"{tmp_path}/hosts.yaml:{place}")
     assert words in error.message
     assert hint in str(error.hint or "")
+
+
+def test_errors_between_keys_are_told_where_the_key_is(tmp_path: Path) -> None:
+    text = """\
+        defaults: {listen: 0.0.0.0}
+        groups: {many: {gpus: [0, 1]}}
+        hosts:
+          a: {groups: [many], ports: 30000-30001}
+          b: {listen: 127.0.0.1, groups: [many], gpus: all}
+        """
+    errors = fails(tmp_path, text).details["errors"]
+    assert [(error["id"], error["key"], error["where"].split(":", 1)[1]) for error in errors] == [
+        ("api-key-required", "hosts.a", "1:20"),
+        ("bad-ports", "hosts.a", "4:30"),
+    ]
 
 
 def test_several_errors_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
