@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, Protocol
 
 from ddtree_deploy.agent.protocol import ProgressSink
+from ddtree_deploy.errors import InputError
 
 if TYPE_CHECKING:
     from ddtree_deploy.inventory.settings import HostSettings
@@ -84,7 +85,14 @@ def _transport_opener(accept_new_host_keys: bool) -> Open:
         from ddtree_deploy.transport import ConnectOptions, connect
 
         options = ConnectOptions(accept_new_host_keys=accept_new_host_keys)
-        with connect(host, options) as transport, transport.agent() as session:
-            yield session
+        with connect(host, options) as transport:
+            try:
+                agent = transport.agent()
+            except InputError as error:
+                if error.id == "no-python":  # the inventory names a wrong one, as a rule
+                    error.where = host.origin("connection.python").where or error.where
+                raise
+            with agent as session:
+                yield session
 
     return open_session

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ddtree_deploy.agent.bundle import Bundle, build_bundle
-from ddtree_deploy.errors import DeployError, StepError, UnreachableError
+from ddtree_deploy.errors import DeployError, InputError, StepError, UnreachableError
 from ddtree_deploy.transport import bootstrap
 from ddtree_deploy.transport.base import Stream
 from ddtree_deploy.transport.session import AgentSession, LineReader
@@ -40,8 +40,8 @@ def start_command(pythons: list[str], bundle: Bundle) -> list[str]:
 def start_agent(execute: Callable[[list[str]], Stream], pythons: list[str], label: str) -> AgentSession:
     """Run the agent through ``execute``, which starts an argument vector on the host.
 
-    Raises StepError ``no-python``, ``agent-not-stored``, ``agent-damaged``, ``agent-not-started``, UnreachableError
-    ``connection-lost`` and ``agent-start-timeout``.
+    Raises InputError ``no-python``; StepError ``agent-not-stored``, ``agent-damaged``, ``agent-not-started``;
+    UnreachableError ``connection-lost``, ``agent-start-timeout``.
     """
     bundle = build_bundle()
     stream = execute(start_command(pythons, bundle))
@@ -91,7 +91,7 @@ class _Starter:
                 break
             self._noise = (self._noise + before + b"\n")[-NOISE:]
         if text.strip() == b"no-python":
-            raise StepError(
+            raise InputError(
                 "no-python",
                 f"no Python 3.9 or later on {self._label}: tried {', '.join(pythons)}",
                 where=self._label,

@@ -170,6 +170,23 @@ def test_a_host_where_nothing_was_done(tmp_path: Path) -> None:
     assert run("survey", "one", "--inventory", inventory).code == 3
 
 
+def test_a_wrong_python_is_bad_input_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.yaml"
+    path.write_text("hosts:\n  a:\n    connection:\n      kind: local\n      python: /no/such/python\n", "utf-8")
+    ran = run("status", "a", "--json", "--inventory", str(path))
+    assert (ran.code, ran.json["error"]["id"], ran.json["error"]["where"]) == (3, "no-python", f"{path}:5:15")
+
+
+def test_a_relative_base_is_refused(tmp_path: Path) -> None:
+    ran = run("facts", "one", "--base", "some/venv", "--json", "--inventory", str(write_inventory(tmp_path)))
+    assert (ran.code, ran.json["error"]["id"], ran.json["error"]["where"]) == (3, "bad-path", "--base")
+
+
+def test_edited_files_of_no_donor(facts: Path) -> None:
+    ran = run("plan", "--facts", str(facts), "--profile", PROFILE, "--take-edited", "--json")
+    assert (ran.code, ran.json["error"]["id"], ran.json["error"]["where"]) == (3, "donor-not-named", "--take-edited")
+
+
 def test_an_unreachable_host_is_exit_4(tmp_path: Path) -> None:
     path = tmp_path / "hosts.yaml"
     path.write_text(

@@ -104,7 +104,7 @@ def test_no_place_for_the_code(home: Path, tmp_path: Path, monkeypatch: pytest.M
 
 def test_no_python() -> None:
     settings = ConnectionSettings("local", python="/no/such/python")
-    with connect(settings) as transport, pytest.raises(StepError) as caught:
+    with connect(settings) as transport, pytest.raises(InputError) as caught:
         transport.agent()
     assert caught.value.id == "no-python"
     assert "/no/such/python" in caught.value.message
