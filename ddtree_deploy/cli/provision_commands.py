@@ -62,6 +62,9 @@ def facts(
     from ddtree_deploy.plan.gather import facts_of_host, save_facts
 
     app = app_context(context)
+    if base is not None and not base.startswith(("/", "~/")):
+        message = f"{base!r} is not an absolute path on the host"
+        raise InputError("bad-path", message, where="--base", hint="Begin it with / or ~/.")
     selected = [replace(host, base=base) if base else host for host in app.hosts(hosts)]
     if save is not None and len(selected) > 1 and "{host}" not in str(save):
         hint = "Write a name such as facts/{host}.json."

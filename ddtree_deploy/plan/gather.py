@@ -100,13 +100,19 @@ def prepare(
     inventory: Inventory | None = None,
     source: Source | None = None,
 ) -> Prepared:
-    """Read what planning needs on the controller. Raises InputError for a bad profile, playbook, patch set or wheel.
+    """Read what planning needs on the controller. Raises InputError for a bad profile, playbook, patch set or wheel,
+    and ``donor-not-named``.
 
     ``source`` is one that is decided already; by default the choices and the inventory say it.
     """
     from ddtree_deploy.plan.playbook import load_playbook
 
     source = source or _chosen_source(host, choices, inventory)
+    if choices.take_edited and source.kind != "donor":
+        message = "it is about the files of a donor, and none is named"
+        raise InputError(
+            "donor-not-named", message, where="--take-edited", hint="Give --from HOST:/PATH, or leave it out."
+        )
     profile = _profile(host, choices.profile, source)
     settings = host.to_plan_settings()
     if choices.without_gpu:
@@ -133,7 +139,7 @@ def prepare_offline(
     """
     source = _chosen_source(host, choices, inventory)
     if donor is not None and source.kind != "donor":
-        source = donor_of_facts(facts, donor, source if choices.source else None)
+        source = donor_of_facts(facts, donor, source if choices.source else None, choices.take_edited)
     if donor is None and source.kind == "donor":
         hint = "Give --donor-facts FILE (ddtree-deploy facts DONORHOST --base PATH --save FILE), or another --source."
         message = f"the packages of the donor {donor_place(source)} are not in the facts of the host"

@@ -62,11 +62,12 @@ def donor_host(source: Source, target: HostSettings, inventory: Inventory | None
     return inventory.host(source.host)
 
 
-def donor_of_facts(facts: HostFacts, donor: HostFacts, rest: Source | None) -> Source:
+def donor_of_facts(facts: HostFacts, donor: HostFacts, rest: Source | None, take_edited: bool = False) -> Source:
     """The source that saved donor facts stand for, where the command line names none."""
     path = donor.base.path if donor.base is not None else None
     same = donor.hostname == facts.hostname and donor.boot_id == facts.boot_id
-    return Source(kind="donor", location=path, host=None if same else donor.hostname, rest=rest)
+    host = None if same else donor.hostname
+    return Source(kind="donor", location=path, host=host, rest=rest, take_edited=take_edited)
 
 
 def donor_place(source: Source) -> str:

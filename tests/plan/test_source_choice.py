@@ -139,6 +139,8 @@ class TestProfiles:
         assert same.source == Source("donor", "/opt/donor")
         mixed = prepare_offline(host, Choices(source="index"), facts, donor, inventory)
         assert mixed.source.rest == Source("index")
+        edited = prepare_offline(host, Choices(take_edited=True), facts, donor, inventory)
+        assert edited.source == Source("donor", "/opt/donor", "gpu9", take_edited=True)
         with pytest.raises(InputError) as caught:
             prepare_offline(host, Choices(donor="other"), facts, donor, inventory)
         assert caught.value.id == "facts-of-another-donor"
