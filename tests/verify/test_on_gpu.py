@@ -7,7 +7,10 @@ tests have the checks themselves.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -115,6 +118,86 @@ def test_every_check_has_a_result_where_the_release_is_no_engine(
     assert "--attention-backend flashinfer" in said and "--context-length" not in said
     assert "--speculative-ddtree-budget 31" in said  # auto needs graphs
     assert list(tmp_path.glob("ddtree-verify-*")) == []
+
+
+SERVES = """
+    import http.server, os, pathlib, subprocess, sys
+    # a child as the scheduler is: it dies with its parent, in no other way
+    child = "import ctypes, time; ctypes.CDLL(None).prctl(1, 9, 0, 0, 0); time.sleep(600)"
+    worker = subprocess.Popen([sys.executable, "-c", child])
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"{}")
+    server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler)
+    pathlib.Path(PIDS).open("a").write(f"{os.getpid()} {worker.pid}\\n")
+    server.serve_forever()
+    """
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def ended(pids: list[int]) -> bool:
+    """Whether they all end soon; the limit only ends a test that would hang."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if not any(map(alive, pids)):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def serving_release(folder: Path, **changes: str) -> tuple[Path, Path]:
+    """A release whose engine answers everything with nothing, and the file with its processes' numbers."""
+    pids = folder / "pids"
+    served = {"sglang/launch_server.py": SERVES.replace("PIDS", repr(str(pids))), **changes}
+    return fill(make_venv(folder / "root" / "releases" / "r1"), served, GPU_RECORD), pids
+
+
+def test_engines_end_with_the_checks(tmp_path: Path) -> None:
+    release, pids = serving_release(tmp_path)
+    found = {each.check: each for each in on_gpu.run_gpu_checks(release, pair_files(), 0, {}, [], silent)}
+    assert found["gpu-engine"].status == "ok"
+    assert "31 after" in found["gpu-engine"].summary and "auto after" in found["gpu-engine"].summary
+    assert {found[name].status for name in list(TITLES)[2:]} == {"failed"}
+    started = [int(pid) for pid in pids.read_text().split()]
+    assert len(started) == 4 and not any(map(alive, started))
+
+
+@pytest.mark.parametrize("how", ["hang", "killed"])
+def test_engines_end_with_what_started_them(tmp_path: Path, how: str) -> None:
+    """A check that hangs is ended with its program; a killed agent takes the program along."""
+    release, pids = serving_release(
+        tmp_path, **{"sglang/srt/speculative/ddtree_utils.py": "import time; time.sleep(600)"}
+    )
+    limit_s = 8.0 if how == "hang" else 300.0
+    code = (
+        "import sys; from pathlib import Path; from ddtree_deploy.verify import on_gpu\n"
+        f"on_gpu.TITLES = {{'gpu-kernels': ''}}\n"
+        f"on_gpu.run_gpu_checks(Path({str(release)!r}), {{}}, 0, {{}}, [], lambda p: None, limit_s={limit_s})"
+    )
+    agent = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        deadline = time.monotonic() + 60
+        while not pids.exists() or len(pids.read_text().splitlines()) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        started = [int(pid) for pid in pids.read_text().split()]
+        assert all(map(alive, started))
+        if how == "killed":
+            agent.kill()
+        assert agent.wait(60) == (0 if how == "hang" else -9)
+        assert ended(started)
+    finally:
+        agent.kill()
+        agent.wait()
 
 
 class Host:
