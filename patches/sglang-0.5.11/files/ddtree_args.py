@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 # many nodes on a CPU.
 DEFAULT_CPU_BUDGET = 31
 DDTREE_BUDGET_FLAG = "--speculative-ddtree-budget"
+# The engine wants room for a prompt of one token and five more.
+_MIN_REQ_LEN = 7
 # Attention backends whose TARGET_VERIFY can take a tree: torch_native through its
 # custom mask, the others through the DDTree attention backend.
 DDTREE_ATTENTION_BACKENDS = {
@@ -145,11 +147,6 @@ def resolve_ddtree_server_args(server_args: ServerArgs) -> None:
 
     for refused, what, remedy in (
         (
-            device == "cpu" and server_args.page_size not in (None, 1),
-            f"--page-size {server_args.page_size} on a CPU",
-            "use --page-size 1",
-        ),
-        (
             server_args.speculative_dflash_draft_window_size is not None,
             "--speculative-dflash-draft-window-size",
             "leave it out",
@@ -232,11 +229,22 @@ def check_ddtree_target(model_runner: ModelRunner) -> None:
             "Use --speculative-algorithm DFLASH or no speculative decoding."
         )
 
-    num_slots = ddtree_reserved_slots(server_args)
-    if num_slots + 1 > model_runner.max_total_num_tokens:
+    if ddtree_max_req_len(model_runner) < _MIN_REQ_LEN:
+        num_slots = ddtree_reserved_slots(server_args)
         raise ValueError(
             f"{DDTREE_BUDGET_FLAG} {server_args.speculative_ddtree_budget} needs {num_slots} KV "
-            f"slots per request, but the KV pool holds "
+            f"slots per request beside its tokens, but the KV pool holds "
             f"{model_runner.max_total_num_tokens} tokens. Lower the budget or raise "
             "--max-total-tokens / --mem-fraction-static."
         )
+
+
+def ddtree_max_req_len(model_runner: ModelRunner) -> int:
+    """Longest request, prompt and answer, whose last step still finds KV slots for its tree.
+
+    A longer one could be served by plain decoding, but would be aborted in the middle of
+    its answer here.
+    """
+    page_size = model_runner.server_args.page_size
+    num_slots = model_runner.max_total_num_tokens // page_size * page_size
+    return num_slots - ddtree_reserved_slots(model_runner.server_args)

@@ -17,6 +17,11 @@ _DECAY = 0.9
 _PROBE_INTERVAL = 32
 
 
+def auto_allows(bs: int, budget: int) -> bool:
+    """Whether `auto` may use this size; batches beyond the captured ones ask, too."""
+    return budget <= AUTO_BUDGETS[1] or bs * (budget + 1) <= AUTO_MAX_TOKENS
+
+
 class FixedBudget:
     """The same budget in every step."""
 
@@ -66,7 +71,7 @@ class AutoBudget:
         """Milliseconds of a step, linear in the context length between measurements."""
         padded = next((x for x in self.batch_sizes if x >= bs), self.batch_sizes[-1])
         measured = self.costs.get((padded, budget))
-        if measured is None:
+        if measured is None or not auto_allows(bs, budget):
             return float("inf")
         if len(measured) == 1:
             return measured[0]
@@ -130,5 +135,5 @@ def auto_shapes(capture_bs: Sequence[int], max_budget: int) -> List[Tuple[int, i
         (bs, budget)
         for bs in kept
         for budget in sizes
-        if budget <= 7 or bs * (budget + 1) <= AUTO_MAX_TOKENS
+        if auto_allows(bs, budget)
     ]

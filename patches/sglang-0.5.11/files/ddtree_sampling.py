@@ -23,6 +23,7 @@ from sglang.srt.sampling.penaltylib import (
 from sglang.srt.speculative.ddtree_utils import DDTree
 
 if TYPE_CHECKING:
+    from sglang.srt.distributed import GroupCoordinator
     from sglang.srt.layers.sampler import Sampler
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
@@ -47,6 +48,7 @@ def choose_target_tokens(
     tree: DDTree,
     logits: torch.Tensor,
     sampler: Sampler,
+    tp_group: GroupCoordinator,
 ) -> torch.Tensor:
     """Decide the next token after every node with the request's sampling parameters.
 
@@ -55,6 +57,7 @@ def choose_target_tokens(
         tree: [bs, D] draft trees.
         logits: [bs * D, V] target logits; modified in place.
         sampler: the sampler of the target model runner.
+        tp_group: of the target; all ranks get the first one's choices.
     Returns:
         [bs, D] int64 token ids.
     """
@@ -84,7 +87,9 @@ def choose_target_tokens(
         token_ids_logprobs=[],
         positions=(batch.seq_lens.unsqueeze(1) + tree.depths).flatten(),
     )
-    return token_ids.to(torch.int64).view(bs, num_nodes)
+    # A sample that rounds differently on one rank would send the ranks different ways.
+    token_ids = tp_group.broadcast(token_ids.to(torch.int64).contiguous())
+    return token_ids.view(bs, num_nodes)
 
 
 def _repeat_sampling_info(

@@ -32,6 +32,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.triton_ops.fused_kv_materialize import _fused_norm_rope
 
 if TYPE_CHECKING:
+    from sglang.srt.distributed import GroupCoordinator
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.speculative.triton_ops.fused_kv_materialize import (
@@ -40,6 +41,36 @@ if TYPE_CHECKING:
 
 
 EXPECTED_UNIT = 1 << 16
+
+
+def merge_vocab_shards(
+    scores: torch.Tensor,
+    token_ids: torch.Tensor,
+    lse: torch.Tensor,
+    num_tokens: int,
+    tp_group: GroupCoordinator,
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Most probable tokens over all shards of a vocab-parallel head; the same on all ranks.
+
+    Args:
+        scores: [N, K'] float32 logits of this shard's best tokens. K' <= num_tokens, and
+            fewer than that only if the shard has no more.
+        token_ids: [N, K'] int64 global ids.
+        lse: [N, 1] float32 log of the shard's sum of exp(logits).
+        num_tokens: K.
+    Returns:
+        (log_probs [N, K] float32 in falling order, token_ids [N, K] int64); where the
+        vocabulary has fewer than K tokens the rest has log-probability -inf.
+    """
+    pad = (0, num_tokens - scores.shape[1])  # all_gather needs equal widths
+    scores = torch.nn.functional.pad(scores, pad, value=float("-inf"))
+    token_ids = torch.nn.functional.pad(token_ids, pad, value=0)
+    scores = tp_group.all_gather(scores.contiguous(), dim=-1)
+    token_ids = tp_group.all_gather(token_ids.contiguous(), dim=-1)
+    lse = tp_group.all_gather(lse.contiguous(), dim=-1)
+    values, index = torch.topk(scores, num_tokens, dim=-1)
+    values = values - torch.logsumexp(lse, dim=-1, keepdim=True)
+    return values, token_ids.gather(1, index)
 
 
 class DDTreeStep:
@@ -179,32 +210,23 @@ class DDTreeStep:
             added = torch.matmul(hidden, weight[start : start + num_added].T)
             logits = torch.cat([logits, added], dim=1)
 
-        log_probs, token_ids = ddtree_top_tokens(logits, num_tokens)
+        log_probs, local_ids = ddtree_top_tokens(logits, num_tokens)
         token_ids = torch.where(
-            token_ids < num_org,
-            token_ids + int(shard.org_vocab_start_index),
-            token_ids - num_org + int(shard.added_vocab_start_index),
+            local_ids < num_org,
+            local_ids + int(shard.org_vocab_start_index),
+            local_ids - num_org + int(shard.added_vocab_start_index),
         )
         tp_group = get_tp_group()
         if tp_group.world_size == 1:
             return log_probs, token_ids
-        return self._merge_shards(logits, log_probs, token_ids, num_tokens, tp_group)
-
-    @staticmethod
-    def _merge_shards(logits, log_probs, token_ids, num_tokens, tp_group):
-        # Renormalise each shard's log-probabilities by the global partition function.
-        local_lse = torch.logsumexp(logits.float(), dim=-1, keepdim=True)
-        num_local = token_ids.shape[1]
-        if num_local < num_tokens:  # Equal widths for all_gather on uneven shards.
-            pad = (0, num_tokens - num_local)
-            log_probs = torch.nn.functional.pad(log_probs, pad, value=float("-inf"))
-            token_ids = torch.nn.functional.pad(token_ids, pad, value=0)
-        scores = tp_group.all_gather((log_probs + local_lse).contiguous(), dim=-1)
-        token_ids = tp_group.all_gather(token_ids.contiguous(), dim=-1)
-        lse = tp_group.all_gather(local_lse.contiguous(), dim=-1)
-        values, index = torch.topk(scores, num_tokens, dim=-1)
-        values = values - torch.logsumexp(lse, dim=-1, keepdim=True)
-        return values, token_ids.gather(1, index)
+        logits = logits.float()
+        return merge_vocab_shards(
+            logits.gather(1, local_ids),
+            token_ids,
+            torch.logsumexp(logits, dim=-1, keepdim=True),
+            num_tokens,
+            tp_group,
+        )
 
     # ---- verify ---------------------------------------------------------------
 

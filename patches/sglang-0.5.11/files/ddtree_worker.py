@@ -15,6 +15,7 @@ from sglang.srt.model_executor.cuda_graph_runner import get_batch_sizes_to_captu
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.ddtree_args import (
     check_ddtree_target,
+    ddtree_max_req_len,
     ddtree_reserved_slots,
     max_ddtree_budget,
 )
@@ -84,6 +85,10 @@ class DDTreeWorker(DFlashWorker):
         target_worker: TpModelWorker,
     ):
         check_ddtree_target(target_worker.model_runner)
+        target_worker.max_req_len = min(
+            target_worker.max_req_len, ddtree_max_req_len(target_worker.model_runner)
+        )
+        target_worker.max_req_input_len = target_worker.max_req_len - 5
 
         # The draft runs over a block, not over the tree.
         draft_server_args = copy(server_args)
@@ -278,6 +283,7 @@ class DDTreeWorker(DFlashWorker):
                 tree=DDTree(*(x[:bs] for x in graphs.tree)),
                 logits=graphs.logits[: bs * (budget + 1)],
                 sampler=self.model_runner.sampler,
+                tp_group=self.model_runner.tp_group,
             )
         graphs.back.replay()
         # The static tensor is overwritten by the next step.
@@ -298,6 +304,7 @@ class DDTreeWorker(DFlashWorker):
                 tree=tree,
                 logits=logits,
                 sampler=self.model_runner.sampler,
+                tp_group=self.model_runner.tp_group,
             )
         else:
             target_tokens = torch.argmax(logits, dim=-1).view(tree.tokens.shape)

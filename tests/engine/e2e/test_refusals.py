@@ -18,7 +18,6 @@ CASES = {
     "backend": (["--attention-backend", "triton"], "--attention-backend torch_native"),
     "draft-tokens": (["--speculative-num-draft-tokens", "16"], "leave it out"),
     "draft-window": (["--speculative-dflash-draft-window-size", "64"], "--speculative-dflash-draft-window-size"),
-    "page-size": (["--page-size", "16"], "--page-size 1"),
     "kv-dtype": (["--kv-cache-dtype", "fp8_e5m2"], "--kv-cache-dtype auto"),
     "pipeline": (["--pipeline-parallel-size", "2"], "pp_size == 1"),
     "no-draft": (["--speculative-draft-model-path", ""], None),

@@ -66,3 +66,15 @@ def test_shapes():
     assert {b for bs, b in shapes if bs == 1} == set(SIZES)
     assert max(bs * (b + 1) for bs, b in shapes) <= 1024
     assert {(32, 0), (32, 7)} <= set(shapes)
+
+
+def test_batches_beyond_the_captured_ones_do_not_verify_too_much():
+    """They run eagerly; with trees of 63 nodes the logits of 200 requests would take gigabytes."""
+    costs = {(bs, b): [5.0 + b / 100] for bs in (1, 4) for b in SIZES}
+    budget = AutoBudget(costs, [256], 63)
+    for _ in range(50):
+        budget.update(63, PROMISED, PROMISED[-1])
+    assert budget.choose(4, 256) == 63
+    assert budget.choose(16, 256) == 63
+    assert budget.choose(48, 256) == 15
+    assert budget.choose(200, 256) == 7

@@ -10,6 +10,7 @@ from sglang.srt.speculative import ddtree_utils as utils
 
 @pytest.mark.parametrize(("kind", "num_depths", "vocab", "budget"), [
     ("smooth", 4, 20, 7), ("ties", 5, 9, 6), ("sharp", 3, 6, 5), ("smooth", 1, 3, 5), ("uniform", 2, 2, 7),
+    ("smooth", 3, 1, 2), ("smooth", 2, 9, 1), ("smooth", 15, 40, 4),
 ])  # fmt: skip
 def test_build_and_walk(kind, num_depths, vocab, budget):
     torch.manual_seed(0)
@@ -33,6 +34,21 @@ def test_build_and_walk(kind, num_depths, vocab, budget):
     have = ddtree_kernels.walk_ddtree_triton(expected, target, path_len)
     assert all(torch.equal(a, b) for a, b in zip(want, have))
     assert int(want[1].max()) > 1, "a walk of more than the root"
+
+
+def test_walk_without_drafts():
+    """A budget of 0, which `auto` takes where drafting does not pay: the root alone."""
+    tree = utils.build_ddtree(
+        log_probs=torch.empty(2, 0, 1),
+        token_ids=torch.empty(2, 0, 1).long(),
+        root_tokens=torch.tensor([4, 0]),
+        budget=0,
+    )
+    target = torch.tensor([[9], [0]])
+    want = utils.walk_ddtree(tree, target, 1)
+    have = ddtree_kernels.walk_ddtree_triton(tree, target, 1)
+    assert all(torch.equal(a, b) for a, b in zip(want, have))
+    assert want[1].tolist() == [1, 1] and want[2].tolist() == [[9], [0]]
 
 
 @pytest.mark.parametrize("num_splits", [1, 4])

@@ -34,7 +34,7 @@ def build(case, root=5):
     return utils.build_ddtree(log_probs=log_probs, token_ids=token_ids, root_tokens=roots, budget=budget)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(marginals())
 def test_tree_equals_heap_oracle(case):
     log_probs, token_ids, budget = case
@@ -58,7 +58,7 @@ def test_tree_equals_heap_oracle(case):
             assert int(tree.depths[b, node]) == len(prefix)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(marginals(), st.integers(0, 63))
 def test_smaller_tree_is_a_prefix(case, smaller):
     log_probs, token_ids, budget = case
@@ -68,7 +68,7 @@ def test_smaller_tree_is_a_prefix(case, smaller):
         assert torch.equal(getattr(large, field)[:, : smaller + 1], getattr(small, field))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(marginals())
 def test_mask_and_positions(case):
     tree = build(case)
@@ -129,7 +129,7 @@ def target_choices(tree, generator):
     return target
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(marginals(), st.integers(0, 2**31))
 def test_walk_and_commit(case, seed):
     tree = build(case)
@@ -191,7 +191,7 @@ def test_expected_lens_are_prefix_sums():
     assert torch.allclose(lens, torch.tensor([[1.0, 1.5, 1.875]]))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(marginals())
 def test_top_tokens_are_normalised(case):
     log_probs, _token_ids, _ = case
