@@ -182,7 +182,12 @@ def request_count(concurrency: int) -> int:
 
 
 def measure(
-    engine: Engine, prompts: Sequence[list[int]], concurrency: int, temperature: float, most: int | None = None
+    engine: Engine,
+    prompts: Sequence[list[int]],
+    concurrency: int,
+    temperature: float,
+    most: int | None = None,
+    new_tokens: int = MAX_NEW_TOKENS,
 ) -> dict[str, Any]:
     """Tokens per second of `request_count` requests, or at most `most`, after one warm-up request per slot.
 
@@ -191,7 +196,8 @@ def measure(
     count = min(most or sys.maxsize, request_count(concurrency))
 
     def ask(i: int) -> dict[str, Any]:
-        return dict(engine.generate(prompts[i % len(prompts)], temperature=temperature)["meta_info"])
+        ids = prompts[i % len(prompts)]
+        return dict(engine.generate(ids, temperature=temperature, max_new_tokens=new_tokens)["meta_info"])
 
     with ThreadPoolExecutor(concurrency) as pool:
         list(pool.map(ask, range(min(count, concurrency))))

@@ -24,7 +24,17 @@ from pathlib import Path
 from typing import Any, NamedTuple, Sequence
 
 import profile_step
-from bench_server import Engine, EngineFailed, arguments, logs_folder, machine, measure, save, stop_on_sigterm
+from bench_server import (
+    MAX_NEW_TOKENS,
+    Engine,
+    EngineFailed,
+    arguments,
+    logs_folder,
+    machine,
+    measure,
+    save,
+    stop_on_sigterm,
+)
 
 COST_LINE = re.compile(r"DDTREE step cost in ms by .* at context lengths (\[.*?\]): (\{.*\})")
 TOKENS_LINE = re.compile(r"max_total_num_tokens=(\d+)")
@@ -87,8 +97,8 @@ def read_log(log: str) -> dict[str, Any]:
 class Bench:
     """Measures groups of servers in turns and keeps the result file up to date."""
 
-    def __init__(self, out: Path, device: str, prompts: Sequence[list[int]], most: int | None = None):
-        self.out, self.prompts, self.most = out, prompts, most
+    def __init__(self, out: Path, device: str, prompts: Sequence[list[int]], **workload: int | None):
+        self.out, self.prompts, self.workload = out, prompts, workload
         self.results: dict[str, Any] = {"machine": machine(device), "servers": {}}
 
     def save(self) -> None:
@@ -119,7 +129,7 @@ class Bench:
             for cell in cells:
                 done = runs.setdefault((engine.name, cell.name), [])
                 for _ in range(cell.times):
-                    done.append(measure(engine, self.prompts, cell.concurrency, cell.temperature, self.most))
+                    done.append(measure(engine, self.prompts, cell.concurrency, cell.temperature, **self.workload))
                 row["cells"][cell.name] = shown = summary(done)
                 self.save()
                 print(
@@ -166,12 +176,19 @@ def main() -> None:
     parser.add_argument("--profile", default="", metavar="C,C", help="concurrencies at which to profile each server")
     parser.add_argument("--profile-tokens", type=int, default=1200, help="tokens of a request that is profiled")
     parser.add_argument("--requests", type=int, help="at most so many in a measurement, to rehearse")
+    parser.add_argument("--new-tokens", type=int, default=MAX_NEW_TOKENS, help="of a request (default %(default)s)")
     options = parser.parse_args()
     stop_on_sigterm()
     servers = [server.partition("=")[::2] for server in options.server]
     if options.only:
         servers = [server for server in servers if server[0] in options.only.split(",")]
-    bench = Bench(options.out, options.device, json.loads(options.prompts.read_text()), options.requests)
+    bench = Bench(
+        options.out,
+        options.device,
+        json.loads(options.prompts.read_text()),
+        most=options.requests,
+        new_tokens=options.new_tokens,
+    )
     for i in range(0, len(servers), options.at_once):
         engines = []
         try:

@@ -7,7 +7,7 @@
 
 Each stage is a program of this folder with a time limit. One that fails or runs out of time is noted, what it had
 measured stays, and the next one runs. `OUT/results.json` holds all stages and is brought up to date every few seconds;
-`OUT/logs.tar.gz` holds the logs. Several runs with the same OUT add to it. Which GPUs: CUDA_VISIBLE_DEVICES.
+`OUT/logs.tar.gz` holds the logs. Runs one after the other add to the same OUT. Which GPUs: CUDA_VISIBLE_DEVICES.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ STAGES: dict[str, Stage] = {
         ],
         [
             *servers(ddtree_auto=f"{DDTREE} auto", dflash_fa3=f"{DFLASH} fa3", plain="--attention-backend triton"),
-            "--cells", "0:1,2x2 0.8:1", "--repeats", "2", "--profile", "1,2", "--profile-tokens", "300",
-            "--requests", "3", "--at-once", "1",
+            "--cells", "0:1,2x2 0.8:1", "--repeats", "2", "--profile", "1,2", "--profile-tokens", "200",
+            "--requests", "3", "--new-tokens", "24", "--at-once", "1",
         ],
     ),
     "sweep": Stage(
@@ -109,7 +109,7 @@ STAGES: dict[str, Stage] = {
         ],
         [
             *servers(**{f"ddtree_{budget}": f"{DDTREE} {budget}" for budget in (7, 15)}),
-            "--cells", "0:1,4", "--at-once", "1", "--requests", "4",
+            "--cells", "0:1,4", "--at-once", "1", "--requests", "4", "--new-tokens", "24",
         ],
     ),
     "acceptance": Stage(
@@ -132,7 +132,10 @@ STAGES: dict[str, Stage] = {
         5.0,
         "tensor_parallel.py",
         [],
-        ["--tp", "1", "--count", "4", "--compare-at", "2", "--concurrency", "1", "--budgets", "15", "--at-once", "1"],
+        [
+            "--tp", "1", "--count", "4", "--compare-at", "2", "--concurrency", "1", "--budgets", "15", "--at-once", "1",
+            "--requests", "3", "--new-tokens", "24",
+        ],
         gpus=2,
     ),
 }  # fmt: skip

@@ -12,6 +12,7 @@ import json
 from typing import Any
 
 from bench_server import (
+    MAX_NEW_TOKENS,
     Engine,
     EngineFailed,
     arguments,
@@ -35,6 +36,8 @@ def main() -> None:
     parser.add_argument("--compare-at", type=int, default=4, help="concurrency of the comparison")
     parser.add_argument("--budgets", default="63,auto")
     parser.add_argument("--at-once", type=int, default=8)
+    parser.add_argument("--requests", type=int, help="at most so many in a measurement, to rehearse")
+    parser.add_argument("--new-tokens", type=int, default=MAX_NEW_TOKENS, help="of a request (default %(default)s)")
     options = parser.parse_args()
     stop_on_sigterm()
     prompts = json.loads(options.prompts.read_text())
@@ -80,12 +83,13 @@ def main() -> None:
                 row = results["servers"][name]
                 engine.resume()
                 try:
-                    answers = engine.generate_all(compared, options.compare_at)
+                    answers = engine.generate_all(compared, options.compare_at, max_new_tokens=options.new_tokens)
                     outputs[name] = [answer["output_ids"] for answer in answers]
                     if name != "plain tp1":
                         row["tokens_per_step"] = round(tokens_per_step(answers), 3)
                     for concurrency in map(int, options.concurrency.split(",")):
-                        row[f"c={concurrency}"] = round(measure(engine, prompts, concurrency, 0)["tokens_per_s"], 1)
+                        run = measure(engine, prompts, concurrency, 0, options.requests, options.new_tokens)
+                        row[f"c={concurrency}"] = round(run["tokens_per_s"], 1)
                 except (OSError, EngineFailed) as error:
                     row["error"] = f"{type(error).__name__}: {error}"
                 engine.pause()
