@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Optional
 
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.release.layout import Layout, is_release_id
+from ddtree_deploy.release.layout import is_release_id, open_layout
 
 
 def place(target: str, root: Optional[str]) -> str:
@@ -17,7 +17,7 @@ def place(target: str, root: Optional[str]) -> str:
         return target
     if not isinstance(root, str) or not root:
         raise InputError("bad-params", f"{target} is the id of a release, and no root is given")
-    layout = Layout(root)
+    layout = open_layout(root)
     path = layout.current if target == "current" else layout.releases / target
     if not is_release_id(target) or not path.is_dir():
         try:
@@ -31,7 +31,7 @@ def place(target: str, root: Optional[str]) -> str:
 
 def default_place(root: str, base: Optional[str]) -> str:
     """The current release, else the base venv; raises InputError ``no-release`` where there is neither."""
-    layout = Layout(root)
+    layout = open_layout(root)
     if layout.current.is_symlink() or layout.current.exists():  # one that leads nowhere is told, not passed over
         return place("current", root)
     if base:

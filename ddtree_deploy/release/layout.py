@@ -117,3 +117,19 @@ class Layout:
 
     def staging(self, digest: str) -> Path:
         return self.stagings / digest
+
+
+def open_layout(root: Union[str, os.PathLike[str]]) -> Layout:
+    """As ``Layout``, where ``root`` is a folder or nothing yet; raises InputError ``root-not-a-folder``."""
+    from ddtree_deploy.facts.disk import blocked_by  # paths alone need none of it
+
+    layout = Layout(root)
+    blocked = blocked_by(layout.root)
+    if blocked is not None:
+        raise InputError(
+            "root-not-a-folder",
+            f"the root {layout.root} cannot be a folder: {blocked} is none",
+            where=str(blocked),
+            hint="move that away, or set another `root` in the inventory",
+        )
+    return layout

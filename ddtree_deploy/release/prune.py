@@ -12,7 +12,7 @@ from ddtree_deploy.agent.protocol import Progress, ProgressSink
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.release.files import remove_tree, sync_folder
 from ddtree_deploy.release.journal import Journal
-from ddtree_deploy.release.layout import PARTIAL, REMOVING, Layout
+from ddtree_deploy.release.layout import PARTIAL, REMOVING, Layout, open_layout
 from ddtree_deploy.release.lock import Lock
 from ddtree_deploy.release.store import (
     current_release,
@@ -39,7 +39,7 @@ def prune(root: str, keep: Any, progress: ProgressSink) -> Dict[str, Any]:
     """
     if not isinstance(keep, int) or isinstance(keep, bool) or keep < 0:
         raise InputError("bad-keep", f"--keep must be a whole number from 0, not {keep!r}")
-    layout = Layout(root)
+    layout = open_layout(root)
     require_root(layout)
     with Lock(layout.lock, f"prune --keep {keep}") as lock:
         free_before = _free(layout)

@@ -14,7 +14,7 @@ from ddtree_deploy.errors import DeployError, InputError, StepError
 from ddtree_deploy.facts.model import ReleaseInfo
 from ddtree_deploy.release.files import sync_folder
 from ddtree_deploy.release.journal import Journal, activation_stack, read_journal
-from ddtree_deploy.release.layout import PARTIAL, RECORD, REMOVING, Layout, is_release_id
+from ddtree_deploy.release.layout import PARTIAL, RECORD, REMOVING, Layout, is_release_id, open_layout
 from ddtree_deploy.release.lock import Lock
 from ddtree_deploy.release.model import ReleaseRecord
 
@@ -137,7 +137,7 @@ def rollback(root: str, to: Optional[str]) -> Dict[str, Any]:
     Returns {release, previous, changed, note}. Raises InputError ``no-such-release``, ``release-incomplete``,
     ``nothing-to-roll-back``; LockedError.
     """
-    layout = Layout(root)
+    layout = open_layout(root)
     require_root(layout)
     with Lock(layout.lock, f"rollback --to {to}" if to is not None else "rollback") as lock:
         current = current_release(layout)
@@ -161,7 +161,7 @@ def rollback(root: str, to: Optional[str]) -> Dict[str, Any]:
 def op_list(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     """Op ``releases.list``: {root} -> {releases: [ReleaseInfo], current, previous, partial, foreign}."""
     root = str(params["root"])
-    layout = Layout(root)
+    layout = open_layout(root)
     return {
         "releases": [asdict(release) for release in list_releases(root)],
         "current": current_release(layout),

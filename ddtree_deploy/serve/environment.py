@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
 from ddtree_deploy.errors import InputError
+from ddtree_deploy.release.layout import open_layout
 
 INHERITED = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR")
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -51,7 +52,9 @@ def release_python(release: Path) -> Path:
 
 
 def resolve_release(root: Path, release: Optional[str]) -> Path:
-    """A release by id or path, or the current one; raises InputError ``no-current-release`` or ``release-missing``."""
+    """A release by id or path, or the current one; raises InputError ``root-not-a-folder``,
+    ``no-current-release`` or ``release-missing``."""
+    open_layout(root)
     if release is None:
         current = root / "current"
         if not current.exists():

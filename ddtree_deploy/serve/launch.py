@@ -13,7 +13,7 @@ from ddtree_deploy.agent.protocol import Progress, ProgressSink
 from ddtree_deploy.errors import DeployError, InputError, StepError
 from ddtree_deploy.facts.gpu import GpuFacts, probe_gpus
 from ddtree_deploy.facts.model import Gpu
-from ddtree_deploy.release.layout import Layout
+from ddtree_deploy.release.layout import Layout, open_layout
 from ddtree_deploy.release.lock import Lock
 from ddtree_deploy.serve.command import merge_arguments
 from ddtree_deploy.serve.environment import release_python, resolve_release
@@ -102,8 +102,8 @@ def op_restart(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]
 
 
 def layout_of(params: Dict[str, Any]) -> Layout:
-    """The paths under ``params["root"]``, default /opt/ddtree; raises InputError ``bad-root``."""
-    return Layout(params.get("root") or "/opt/ddtree")
+    """The paths under ``params["root"]``, default /opt/ddtree; raises InputError as ``open_layout``."""
+    return open_layout(params.get("root") or "/opt/ddtree")
 
 
 def pick_services(layout: Layout, names: Optional[List[str]]) -> List[ServiceFolder]:

@@ -11,7 +11,7 @@ from ddtree_deploy.errors import DeployError, InputError
 from ddtree_deploy.patching import engine
 from ddtree_deploy.patching.installation import Installation, find_installation, site_packages_of
 from ddtree_deploy.patching.model import PatchSet
-from ddtree_deploy.release.layout import Layout
+from ddtree_deploy.release.layout import open_layout
 from ddtree_deploy.survey.algorithms import find_algorithms, find_components, find_server_arguments, mask_policies
 from ddtree_deploy.survey.backends import find_backends
 from ddtree_deploy.survey.changes import checkout_commit, local_changes, wheel_commit
@@ -38,7 +38,7 @@ def _environment(params: Dict[str, Any]) -> Path:
     root, base = params.get("root"), params.get("base")
     named = params.get("environment")
     if not named and root:
-        current = Layout(root).current
+        current = open_layout(root).current
         named = str(current) if current.exists() else base
     if not named:
         hint = "provision the host first, or name a base venv in the inventory"

@@ -8,6 +8,7 @@ from typing import Any, List
 
 import pytest
 
+from ddtree_deploy.agent.operations import find
 from ddtree_deploy.agent.protocol import silent
 from ddtree_deploy.errors import InputError, LockedError, StepError
 from ddtree_deploy.release.journal import Journal, read_journal
@@ -266,3 +267,31 @@ def test_operations_wait_for_nobody(three: Path) -> None:
         with pytest.raises(LockedError):
             rollback(str(three), None)
         assert ids(three) == ["r-1", "r-2", "r-3"]
+
+
+@pytest.mark.parametrize("place", ["", "below"])
+@pytest.mark.parametrize(
+    ("op", "params"),
+    [
+        ("releases.list", {}),
+        ("releases.rollback", {"to": None}),
+        ("releases.prune", {"keep": 1}),
+        ("service.status", {}),
+        ("service.logs", {}),
+        ("service.stop", {}),
+        ("service.restart", {}),
+        ("service.launch", {"model": "/m"}),
+        ("verify.run", {}),
+        ("survey.run", {"base": "/b", "distribution": "sglang", "patch_set": None}),
+        ("abi.audit", {"path": "", "base": "/b"}),
+        ("abi.diff", {"left": "one", "right": "two"}),
+    ],
+)
+def test_a_root_that_is_a_file_is_the_same_error_everywhere(
+    tmp_path: Path, op: str, params: dict[str, Any], place: str
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("a file")
+    with pytest.raises(InputError) as caught:
+        find(op)({"root": str(file / place), **params}, silent)
+    assert (caught.value.id, caught.value.where) == ("root-not-a-folder", str(file))
