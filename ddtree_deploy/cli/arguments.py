@@ -36,8 +36,10 @@ def globals_first(words: Sequence[str]) -> Arguments:
             break
         if word in _FLAGS or _VERBOSE.match(word) or word.startswith("--inventory="):
             moved.append(word)
-        elif word in _WITH_VALUE and index + 1 < len(words):
-            moved += [word, words[index + 1]]
+        elif word in _WITH_VALUE:
+            if index + 1 == len(words):  # alone with it, the parser says what is missing
+                rest = []
+            moved += words[index : index + 2]
             index += 1
         else:
             rest.append(word)

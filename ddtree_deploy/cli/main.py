@@ -92,7 +92,13 @@ def _usage_error(error: Exception) -> InputError | None:
     context: Any = getattr(error, "ctx", None)
     name = context.command_path if context is not None else "ddtree-deploy"
     message = error.format_message()
-    return InputError("usage", message or "a command is missing", hint=f"{name} --help")
+    parameter: Any = getattr(error, "param", None)
+    help = getattr(parameter, "help", None) if "Missing" in message else None
+    where = (
+        (max(parameter.opts, key=len) if parameter.param_type_name == "option" else parameter.metavar) if help else None
+    )
+    what = f"{where}: {help} " if help else ""
+    return InputError("usage", message or "a command is missing", where=where, hint=f"{what}{name} --help")
 
 
 def _unexpected(error: Exception) -> StepError:

@@ -14,7 +14,7 @@ from ddtree_deploy.errors import ExitCode, InputError
 from ddtree_deploy.patching import engine
 from ddtree_deploy.patching.engine import Released
 from ddtree_deploy.patching.export import export
-from ddtree_deploy.patching.installation import find_installation, site_packages_of
+from ddtree_deploy.patching.installation import find_installation, require_folder, site_packages_of
 from ddtree_deploy.patching.model import FileState, PatchOutcome, PatchSet
 from ddtree_deploy.patching.series import load_patch_set, patch_sets
 from ddtree_deploy.patching.wheel import Wheel
@@ -67,8 +67,7 @@ def reverse_path(path: Path, patch_set: Optional[str] = None, wheel: Optional[Pa
 
 def export_path(path: Path, wheel: Path, out: Path) -> PatchSet:
     """Write the patch set that makes the released ``wheel`` into the engine at ``path``; see ``export.export``."""
-    if not path.is_dir():
-        raise InputError("no-folder", "no such folder", where=str(path), hint="give a venv or a site-packages folder")
+    require_folder(path)
     with Wheel(wheel) as opened:
         package = opened.distribution.replace("-", "_")
     return export(wheel, path if (path / package).is_dir() else site_packages_of(path), out)
@@ -107,6 +106,7 @@ def _released(patch_set: PatchSet, wheel: Optional[Path]) -> Iterator[Optional[R
                 f"the wheel is {opened.distribution} {opened.version}, "
                 f"the patch set is for {patch_set.distribution} {patch_set.version}",
                 where=str(wheel),
+                hint=f"give the wheel of {patch_set.distribution} {patch_set.version}, or leave --wheel out",
             )
         yield opened.read
 

@@ -51,8 +51,7 @@ def find_installation(site_packages: Path, distribution: str) -> Installation:
 
 def site_packages_of(path: Path) -> Path:
     """``path`` itself where it holds distributions, else the site-packages of the venv at ``path``."""
-    if not path.is_dir():
-        raise InputError("no-folder", "no such folder", where=str(path), hint="give a venv or a site-packages folder")
+    require_folder(path)
     if any(path.glob("*.dist-info")):
         return path
     found = sorted(path.glob("lib/python3*/site-packages"))
@@ -60,6 +59,13 @@ def site_packages_of(path: Path) -> Path:
         return found[0]
     what = "no site-packages folder" if not found else "more than one site-packages folder"
     raise InputError("no-venv", f"{what} below", where=str(path), hint="give a venv or a site-packages folder")
+
+
+def require_folder(path: Path) -> None:
+    """Raises InputError ``no-folder``."""
+    if not path.is_dir():
+        what = "it is a file, not a folder" if path.exists() else "no such folder"
+        raise InputError("no-folder", what, where=str(path), hint="give a venv or a site-packages folder")
 
 
 def _installed(site_packages: Path, distribution: str) -> List[Installation]:

@@ -17,13 +17,15 @@ class Wheel:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if not path.is_file():
+            what = "it is a folder, not a wheel" if path.exists() else "no such file"
+            hint = "give the file of the released engine, sglang-<version>-py3-none-any.whl"
+            raise InputError("bad-wheel", what, where=str(path), hint=hint)
         try:
             name, version, _, _ = parse_wheel_filename(path.name)
             self._zip = zipfile.ZipFile(path)
         except InvalidWheelFilename as error:
-            raise _bad(path, str(error)) from None
-        except FileNotFoundError:
-            raise InputError("bad-wheel", "no such file", where=str(path)) from None
+            raise _bad(path, f"{error}; a wheel keeps the name that it was released with") from None
         except (OSError, zipfile.BadZipFile) as error:
             raise _bad(path, f"not a readable wheel: {error}") from None
         self.distribution = str(canonicalize_name(name))

@@ -17,7 +17,8 @@ from ddtree_deploy.cli.arguments import globals_first
         (["provision", "a", "--accept-new-host-keys"], ["--accept-new-host-keys", "provision", "a"]),
         (["logs", "a", "-f"], ["logs", "a", "-f"]),
         (["patches", "check", "--", "--json"], ["patches", "check", "--", "--json"]),
-        (["plan", "a", "--inventory"], ["plan", "a", "--inventory"]),  # its value is missing: for the parser to say
+        (["plan", "a", "--inventory"], ["--inventory"]),  # its value is missing: for the parser to say
+        (["plan", "a", "-i", "--json"], ["-i", "--json", "plan", "a"]),
         ([], []),
     ],
 )

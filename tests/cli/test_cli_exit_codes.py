@@ -49,6 +49,20 @@ def test_usage_errors_as_json(words: list[str]) -> None:
     assert ran.json["exit_code"] == 3
 
 
+@pytest.mark.parametrize(
+    ("words", "what", "where", "hint"),
+    [
+        (["patches", "export", "/v", "--out", "x"], "Missing option '--wheel'", "--wheel", "released engine's wheel"),
+        (["patches", "check"], "Missing argument 'PATH'", "PATH", "A venv or a site-packages folder"),
+        (["plan", "h", "-i"], "Option '-i' requires an argument", None, "--help"),
+        (["plan", "h", "--inventory"], "Option '--inventory' requires an argument", None, "--help"),
+    ],
+)
+def test_usage_errors_say_what_and_what_to_do(words: list[str], what: str, where: str | None, hint: str) -> None:
+    error = run("--json", *words).json["error"]
+    assert what in error["message"] and error["where"] == where and hint in error["hint"]
+
+
 EMPTY = {
     "--to": ["rollback", "localhost", "--to", ""],
     "--profile": ["plan", "localhost", "--profile", ""],

@@ -82,6 +82,24 @@ def test_refusals(wheel, edited, site, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_what_is_no_folder_and_no_wheel_is_said(edited, wheel, tmp_path):
+    file = tmp_path / "sglang-0.5.11-py3-none-any.whl"
+    folder = tmp_path / "folder-1.0-py3-none-any.whl"
+    folder.mkdir()
+    nothing = tmp_path / "nothing-1.0-py3-none-any.whl"
+    file.write_text("a file")
+    for refuse, what, where in (
+        (lambda: check_path(file), "a file, not a folder", file),
+        (lambda: export_path(file, wheel, tmp_path / "out"), "a file, not a folder", file),
+        (lambda: check_path(nothing), "no such folder", nothing),
+        (lambda: export_path(edited, nothing, tmp_path / "out"), "no such file", nothing),
+        (lambda: export_path(edited, folder, tmp_path / "out"), "a folder, not a wheel", folder),
+    ):
+        with pytest.raises(InputError, match=what) as refused:
+            refuse()
+        assert refused.value.where == str(where) and refused.value.hint.startswith("give ")
+
+
 def test_a_corrupt_member_of_the_wheel(edited, tmp_path):
     path = tmp_path / "sglang-0.5.11-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
