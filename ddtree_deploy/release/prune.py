@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Set, Tuple
 
+from ddtree_deploy.agent.archive import remove_unused
 from ddtree_deploy.agent.protocol import Progress, ProgressSink
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.release.files import remove_tree, sync_folder
@@ -29,7 +30,8 @@ _YOUNG_SECONDS = 3600.0
 
 
 def prune(root: str, keep: Any, progress: ProgressSink) -> Dict[str, Any]:
-    """Keep the ``keep`` newest releases; remove the others and what only they needed in the cache.
+    """Keep the ``keep`` newest releases; remove the others and what only they needed in the cache, and copies of the
+    agent that are not used any more.
 
     Never removed: the current release, the one before it, and one that a service of ours was started from; nor any
     while there is a service of which that cannot be read. Returns
@@ -70,7 +72,7 @@ def prune(root: str, keep: Any, progress: ProgressSink) -> Dict[str, Any]:
             remove_tree(layout.logs(release.id))
             removed.append(release.id)
         kept = [{"id": release.id, "why": why[release.id]} for release in releases if release.id in why]
-        cache = _prune_cache(layout, [entry["id"] for entry in kept])
+        cache = _prune_cache(layout, [entry["id"] for entry in kept]) + remove_unused()
         progress(Progress("prune", "", done_files=len(removed), total_files=len(removed), finished=True))
         return {
             "removed": removed,

@@ -6,6 +6,7 @@ import hashlib
 import os
 import signal
 import stat
+import subprocess
 import sys
 import threading
 import time
@@ -80,6 +81,32 @@ def test_a_cache_that_cannot_be_used_is_avoided(
     private = temporary / f"ddtree-deploy-{os.getuid()}"
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     assert len(list(private.iterdir())) == 1
+
+
+def test_prune_removes_copies_of_the_agent_that_nobody_uses(home: Path, tmp_path: Path) -> None:
+    ours = cached(home)
+    folder = ours.parent
+    folder.mkdir(parents=True)
+    names = {kind: f"agent-{digit * 64}.pyz" for kind, digit in {"old": "0", "runs": "1", "young": "2"}.items()}
+    names |= {"partial": f"agent-{'3' * 64}.pyz.77.partial", "not ours": "agent-notes.pyz"}
+    ours.write_bytes(build_bundle().data)
+    long_ago = time.time() - 8 * 86400
+    for name in [*names.values(), ours.name]:
+        (folder / name).touch()
+        os.utime(folder / name, (long_ago, long_ago))
+    (folder / names["young"]).touch()
+    (tmp_path / "root").mkdir()
+    running = [sys.executable, "-c", "import time; time.sleep(600)", str(folder / names["runs"])]
+    with subprocess.Popen(running) as process:
+        try:
+            with connect(LOCAL) as transport, transport.agent() as agent:
+                removed = agent.call("releases.prune", {"root": str(tmp_path / "root"), "keep": 1})["cache_removed"]
+        finally:
+            process.kill()
+    assert removed == [names["old"], names["partial"]]
+    left = {path.name for path in folder.iterdir()}
+    assert left == {names["runs"], names["young"], names["not ours"], ours.name}
+    assert ours.stat().st_mtime > long_ago + 86400  # this start counts as its use
 
 
 def test_a_cache_that_others_may_write_is_closed_to_them(home: Path) -> None:
