@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from ddtree_deploy.abi.elf import ElfError, ElfFile
 from ddtree_deploy.facts.gpu import probe_gpus
 from ddtree_deploy.facts.toolkits import find_toolkits
+from ddtree_deploy.versions import version_key
 
 _TRIPLETS = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 _CACHE_FLAGS = {"x86_64": 0x0303, "aarch64": 0x0A03}
@@ -128,11 +129,6 @@ def read_ld_cache(path: Path, machine: str) -> Dict[str, str]:
 
 def _text(data: bytes, at: int) -> str:
     return data[at : data.find(b"\0", at)].decode("utf-8", "replace")
-
-
-def version_key(text: str) -> Tuple[int, ...]:
-    """``3.4.30`` -> (3, 4, 30)."""
-    return tuple(int(part) for part in re.findall(r"\d+", text))
 
 
 def _highest(path: Optional[str], prefix: str) -> Optional[str]:

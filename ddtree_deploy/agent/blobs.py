@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Dict, List
 from ddtree_deploy.agent.protocol import ProgressSink
 from ddtree_deploy.errors import StepError
 from ddtree_deploy.release.layout import Layout
+from ddtree_deploy.release.space import require_space
 
 CHUNK = 1 << 20
 STALE = 24 * 3600.0  # seconds after which a half-written blob belongs to nobody
@@ -39,7 +40,7 @@ def op_missing(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]
     root, sizes = str(Layout(params["root"]).root), params["blobs"]
     paths = {sha256: blob_path(root, sha256) for sha256 in sizes}
     missing = [sha256 for sha256, path in paths.items() if not _has(path, sizes[sha256])]
-    _require_space(root, sum(sizes[sha256] for sha256 in missing))
+    require_space(root, sum(sizes[sha256] for sha256 in missing), "what is to be sent needs")
     return {"missing": missing, "paths": {sha256: str(path) for sha256, path in paths.items()}}
 
 
@@ -103,17 +104,6 @@ def _has(path: Path, size: int) -> bool:
         return path.stat().st_size == size
     except OSError:
         return False
-
-
-def _require_space(root: str, needed: int) -> None:
-    existing = Path(root)
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    status = os.statvfs(existing)
-    free = status.f_bavail * status.f_frsize
-    if needed > free:
-        message = f"{existing} has {free / 1e9:.1f} GB free, {needed / 1e9:.1f} GB are to be sent"
-        raise StepError("no-space", message, where=str(existing), hint="free space, or prune")
 
 
 def _remove_stale(folder: Path) -> None:

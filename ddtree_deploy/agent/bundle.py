@@ -25,6 +25,7 @@ SAFE_FILES = {
     "errors.py",
     "codec.py",
     "units.py",
+    "versions.py",
     "plan/__init__.py",
     "plan/inputs.py",
     "plan/draft.py",

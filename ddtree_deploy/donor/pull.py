@@ -18,7 +18,7 @@ from typing import IO, Any, Dict, List
 from ddtree_deploy.agent.protocol import ProgressSink
 from ddtree_deploy.donor.model import Manifest, parse_manifest
 from ddtree_deploy.donor.receive import receive
-from ddtree_deploy.donor.records import HELLO, LAST, encode_json, read_record
+from ddtree_deploy.donor.records import HELLO, LAST, encode_json, next_record
 from ddtree_deploy.donor.send import MARKER
 from ddtree_deploy.donor.store import want
 from ddtree_deploy.errors import StepError
@@ -121,7 +121,7 @@ def _start(
             if not line or noise > _NOISE:
                 raise _unreachable(params, _last_words(process, errors))
         try:
-            kind, payload = read_record(process.stdout)
+            kind, payload = next_record(process.stdout)
         except (EOFError, StepError):
             raise _unreachable(params, _last_words(process, errors)) from None
         if kind != HELLO or json.loads(payload)["boot_id"] != params["donor"]["boot_id"]:

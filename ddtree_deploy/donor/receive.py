@@ -13,7 +13,7 @@ from ddtree_deploy.agent.blobs import write_error
 from ddtree_deploy.agent.protocol import Progress, ProgressSink
 from ddtree_deploy.donor.assemble import assemble
 from ddtree_deploy.donor.model import DonorFile
-from ddtree_deploy.donor.records import DATA, END, FILE, LAST, PACKED, Readable, read_record
+from ddtree_deploy.donor.records import DATA, END, FILE, LAST, PACKED, Readable, next_record
 from ddtree_deploy.donor.store import Store, Wish
 from ddtree_deploy.errors import DriftError, StepError
 from ddtree_deploy.release.files import shown
@@ -82,7 +82,7 @@ class Receiver:
         """Read records up to the last one. Raises StepError ``transfer-interrupted`` where they end before it."""
         try:
             while True:
-                kind, payload = read_record(stream)
+                kind, payload = next_record(stream)
                 if kind == LAST:
                     problem = json.loads(payload)["problem"]
                     if problem:
@@ -120,7 +120,7 @@ class Receiver:
         with open(partial, "ab", buffering=0) as target:
             os.ftruncate(target.fileno(), kept)
             while True:
-                kind, payload = read_record(stream)
+                kind, payload = next_record(stream)
                 if kind == PACKED:
                     payload, kind = zlib.decompress(payload), DATA
                 if kind != DATA:

@@ -35,7 +35,7 @@ def encode_json(kind: bytes, payload: Dict[str, Any]) -> bytes:
     return encode(kind, json.dumps(payload, separators=(",", ":")).encode("ascii"))
 
 
-def read_record(stream: Readable) -> Tuple[bytes, bytes]:
+def next_record(stream: Readable) -> Tuple[bytes, bytes]:
     """(kind, payload). Raises EOFError at the end of ``stream``, StepError ``transfer-garbled``."""
     head = _exactly(stream, _HEAD.size)
     kind, size = _HEAD.unpack(head)

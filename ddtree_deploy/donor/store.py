@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 from dataclasses import dataclass, field
 from typing import Any, Dict, Iterator, List, Tuple
 
@@ -22,7 +21,7 @@ from ddtree_deploy.release.files import recorded_form, replace_file
 from ddtree_deploy.release.hashes import HashCache
 from ddtree_deploy.release.layout import Layout
 from ddtree_deploy.release.record import parse_record, record_files, venv_path
-from ddtree_deploy.units import human_bytes
+from ddtree_deploy.release.space import require_space
 
 DONE = ".ddtree-staging.json"  # of a staging tree; written last
 _SPARE = 64 << 20  # bytes left free for everything else
@@ -129,7 +128,7 @@ def want(layout: Layout, base: str, manifest: Manifest, hashes: HashCache, progr
     missing = [file for file in manifest.files if file.sha256 in asked]
     answer["present_files"] -= len(missing)
     answer["present_bytes"] -= sum(file.size for file in missing)
-    _require_space(layout, answer["bytes"])
+    require_space(layout.root, answer["bytes"], "the donor's files need", _SPARE)
     store.save(digest, wish)
     return answer
 
@@ -184,18 +183,3 @@ def _holds(path: str, sha256: str, size: int, hashes: HashCache, progress: Progr
         return os.path.isfile(path) and info.st_size == size and hashes.sha256(path, count) == sha256
     except OSError:
         return False
-
-
-def _require_space(layout: Layout, needed: int) -> None:
-    place = str(layout.root)
-    while not os.path.isdir(place):
-        place = os.path.dirname(place)
-    free = shutil.disk_usage(place).free
-    if needed + _SPARE > free:
-        raise StepError(
-            "no-space",
-            f"{place}: the donor's files need {human_bytes(needed)} more, {human_bytes(free)} are free",
-            where=place,
-            hint="free some space (`ddtree-deploy prune HOST --keep 1`) or choose a root on another file system",
-            details={"needed_bytes": needed, "free_bytes": free, "missing_bytes": needed + _SPARE - free},
-        )

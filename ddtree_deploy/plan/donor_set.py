@@ -20,9 +20,9 @@ from ddtree_deploy.facts.model import HostFacts, Package, Venv
 from ddtree_deploy.plan import bound
 from ddtree_deploy.plan.packages import installed_tag
 from ddtree_deploy.plan.problems import usable_base
-from ddtree_deploy.profiles.lock import marker_environment
 from ddtree_deploy.profiles.model import LockedPackage, Profile
 from ddtree_deploy.release.bare import NVIDIA
+from ddtree_deploy.versions import marker_environment
 
 DONOR_PROFILE = "donor"
 ENGINE = "sglang"

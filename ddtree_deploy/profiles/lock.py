@@ -10,10 +10,10 @@ from typing import Iterator, Mapping, Optional, Sequence
 from packaging.markers import InvalidMarker, Marker, UndefinedComparison, UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.profiles.model import LockedPackage
+from ddtree_deploy.versions import marker_environment
 
 _HASH = re.compile(r"--hash=(\w+):(\S+)")
 _HINT = "make it with `uv pip compile --generate-hashes --no-emit-index-url`; see docs/profiles.md"
@@ -62,28 +62,6 @@ def packages_for(packages: Sequence[LockedPackage], python_version: str, machine
             raise InputError("lock-ambiguous", message, hint=_HINT)
         chosen[package.name] = package
     return list(chosen.values())
-
-
-def marker_environment(python_version: str, machine: str) -> dict[str, str]:
-    """PEP 508 environment of CPython on Linux."""
-    try:
-        release = Version(python_version).release
-    except InvalidVersion:
-        raise InputError("bad-python-version", f"{python_version!r} is not the version of a Python") from None
-    full = ".".join(str(part) for part in (*release, 0, 0)[: max(3, len(release))])
-    return {
-        "implementation_name": "cpython",
-        "implementation_version": full,
-        "os_name": "posix",
-        "platform_machine": machine,
-        "platform_python_implementation": "CPython",
-        "platform_release": "",
-        "platform_system": "Linux",
-        "platform_version": "",
-        "python_full_version": full,
-        "python_version": ".".join(full.split(".")[:2]),
-        "sys_platform": "linux",
-    }
 
 
 def _entries(text: str) -> Iterator[_Entry]:

@@ -29,6 +29,7 @@ from ddtree_deploy.release.files import (
     shown,
 )
 from ddtree_deploy.release.hashes import HashCache
+from ddtree_deploy.release.notes import Notes
 from ddtree_deploy.release.paths import PathMentions
 from ddtree_deploy.release.record import format_record, parse_record, venv_path
 from ddtree_deploy.release.relocate import old_paths, relocate
@@ -39,7 +40,7 @@ _HASHED_BELOW = 1 << 18  # bytes; larger files are checked by size here, and by 
 
 
 @dataclass
-class Placed:
+class Placed(Notes):
     """``files`` and ``bytes`` placed; ``counts`` by method; ``rewritten``: relative to the release; ``notes``."""
 
     files: int = 0
@@ -47,9 +48,6 @@ class Placed:
     counts: Dict[str, int] = field(default_factory=dict)
     rewritten: List[str] = field(default_factory=list)
     notes: List[Dict[str, Any]] = field(default_factory=list)
-
-    def note(self, severity: str, id: str, message: str) -> None:
-        self.notes.append({"severity": severity, "id": id, "message": message})
 
 
 def place_distributions(

@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from ddtree_deploy.agent.protocol import Progress, ProgressSink
 from ddtree_deploy.release.clone import Cloned
 from ddtree_deploy.release.files import remove_file, replace_file, shown
+from ddtree_deploy.release.notes import Notes
 from ddtree_deploy.release.paths import PathMentions, is_text
 from ddtree_deploy.release.record import refresh_records
 from ddtree_deploy.release.scripts import rewrite_activate, rewrite_shebang
@@ -19,7 +20,7 @@ _EVERY = 1024
 
 
 @dataclass
-class Relocated:
+class Relocated(Notes):
     """``rewritten``: files changed, relative to the release; ``binary``: compiled files that still mention the old
     path, which cannot be rewritten; ``symlinks``: those pointed anew; ``notes``: {severity, id, message}."""
 
@@ -60,16 +61,9 @@ def relocate(tree: str, site: str, cloned: Cloned, mentions: PathMentions, progr
     _relocate_symlinks(tree, cloned, mentions, done)
     done.rewritten += refresh_records(tree, site, done.rewritten)
     if done.binary:
-        done.notes.append(
-            {
-                "severity": "warning",
-                "id": "binary-mentions-base",
-                "message": f"{len(done.binary)} compiled files hold the base venv's path and cannot be rewritten: "
-                + ", ".join(shown(path) for path in done.binary[:5])
-                + (" ..." if len(done.binary) > 5 else ""),
-            }
-        )
-    progress(Progress("rewrite", "", seen, total, len(cloned.files), len(cloned.files), finished=True))
+        message = f"{len(done.binary)} compiled files hold the base venv's path and cannot be rewritten: "
+        message += ", ".join(shown(path) for path in done.binary[:5]) + (" ..." if len(done.binary) > 5 else "")
+        done.note("warning", "binary-mentions-base", message)
     return done
 
 

@@ -20,6 +20,7 @@ from ddtree_deploy.release.files import (
     replace_file,
     shown,
 )
+from ddtree_deploy.release.notes import Notes
 from ddtree_deploy.units import some
 
 _KEPT_FOLDERS = {"", "bin", "lib", "lib64", "share", "etc", "include"}
@@ -27,14 +28,11 @@ _EVERY = 1024
 
 
 @dataclass
-class Removed:
+class Removed(Notes):
     """What was taken out: number of files, and ``notes`` {severity, id, message} on what was left in place and why."""
 
     files: int = 0
     notes: List[Dict[str, Any]] = field(default_factory=list)
-
-    def note(self, severity: str, id: str, message: str) -> None:
-        self.notes.append({"severity": severity, "id": id, "message": message})
 
 
 def remove_distributions(tree: str, site: str, names: Set[str], progress: ProgressSink) -> Removed:

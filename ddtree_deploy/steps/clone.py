@@ -15,6 +15,7 @@ from ddtree_deploy.release.files import remove_tree, shown
 from ddtree_deploy.release.finish import planned_record, write_record
 from ddtree_deploy.release.paths import PathMentions
 from ddtree_deploy.release.relocate import old_paths, relocate
+from ddtree_deploy.release.space import require_space
 from ddtree_deploy.steps import preconditions
 from ddtree_deploy.steps.context import StepContext
 
@@ -78,7 +79,7 @@ def apply(action: Action, context: StepContext) -> Dict[str, Any]:
     total = action.bytes or 0
     if method == "copy" and planned != "copy":
         total = _tree_bytes(real)
-        _require_space(total, context)
+        require_space(context.layout.releases, total, "the clone needs")
         context.note(
             "note",
             "clone-copies",
@@ -150,11 +151,6 @@ def _recheck_base(action: Action, context: StepContext) -> None:
     for precondition in action.preconditions:
         if precondition.kind == "venv-fingerprint":
             preconditions.check(precondition, context)
-
-
-def _require_space(needed: int, context: StepContext) -> None:
-    check = Precondition("free-space", {"path": str(context.layout.releases), "bytes": needed})
-    preconditions.check(check, context)
 
 
 def _tree_bytes(folder: str) -> int:

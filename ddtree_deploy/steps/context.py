@@ -10,10 +10,11 @@ from ddtree_deploy.agent.protocol import ProgressSink
 from ddtree_deploy.plan.model import Plan
 from ddtree_deploy.release.journal import Journal
 from ddtree_deploy.release.layout import Layout
+from ddtree_deploy.release.notes import Notes
 
 
 @dataclass
-class StepContext:
+class StepContext(Notes):
     """One per run.
 
     ``blobs``: sha256 -> path on this host. ``indexes``: package index URLs, which may hold secrets. ``donor``:
@@ -48,10 +49,6 @@ class StepContext:
     @property
     def final(self) -> Path:
         return self.layout.release(self.plan.release_id)
-
-    def note(self, severity: str, id: str, message: str) -> None:
-        """``severity``: warning or note."""
-        self.notes.append({"severity": severity, "id": id, "message": message})
 
     def log(self, name: str) -> Path:
         """Path of a log file that outlives the run, whatever becomes of the release."""

@@ -13,13 +13,12 @@ current-is        release (id or null)
 from __future__ import annotations
 
 import os
-import shutil
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
 from ddtree_deploy.errors import DriftError, StepError
 from ddtree_deploy.plan.model import Precondition
 from ddtree_deploy.release.files import sha256_file
+from ddtree_deploy.release.space import require_space
 from ddtree_deploy.release.store import current_release
 from ddtree_deploy.steps.context import StepContext
 
@@ -85,19 +84,7 @@ def _sha256(params: Dict[str, Any], context: StepContext) -> None:
 
 
 def _free_space(params: Dict[str, Any], context: StepContext) -> None:
-    needed = int(params["bytes"])
-    path = Path(params["path"])
-    while not path.exists():
-        path = path.parent
-    free = shutil.disk_usage(path).free
-    if free < needed:
-        raise StepError(
-            "no-space",
-            f"{path}: {needed:,} bytes are needed, {free:,} are free, {needed - free:,} are missing",
-            where=str(path),
-            hint="free some space (`ddtree-deploy prune HOST --keep 1`) or choose a root on another file system",
-            details={"needed_bytes": needed, "free_bytes": free, "missing_bytes": needed - free},
-        )
+    require_space(params["path"], int(params["bytes"]), "the release needs")
 
 
 def _current_is(params: Dict[str, Any], context: StepContext) -> None:

@@ -13,11 +13,12 @@ import json
 import pkgutil
 import re
 from dataclasses import dataclass, field
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional
 
 from ddtree_deploy import codec
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.verify.model import OutputLine
+from ddtree_deploy.versions import version_key
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,7 @@ class Rule:
 def _holds(condition: str, limit: str, facts: Mapping[str, Optional[str]]) -> bool:
     fact, relation = re.fullmatch(r"(.+)_(at_least|below)", condition).groups()  # type: ignore[union-attr]
     value = facts.get(fact)
-    return value is not None and (version(value) >= version(limit)) == (relation == "at_least")
-
-
-def version(text: str) -> Tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text))
+    return value is not None and (version_key(value) >= version_key(limit)) == (relation == "at_least")
 
 
 def load_rules() -> List[Rule]:

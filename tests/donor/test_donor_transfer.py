@@ -13,7 +13,7 @@ from donor_steps import brought, inventory, provisioned, received, sent, wanted
 
 from ddtree_deploy.agent.protocol import silent
 from ddtree_deploy.donor.model import Manifest, parse_manifest
-from ddtree_deploy.donor.records import END, FILE, encode_json, read_record
+from ddtree_deploy.donor.records import END, FILE, encode_json, next_record
 from ddtree_deploy.errors import DriftError, InputError, LockedError, StepError
 from ddtree_deploy.release.executor import apply_plan
 from ddtree_deploy.release.layout import Layout
@@ -399,7 +399,7 @@ def test_records_end_with_what_the_donor_read(donor: Path, root: Path, base: Pat
     kinds = []
     with pytest.raises(EOFError):
         while True:
-            kinds.append(read_record(stream)[0])
+            kinds.append(next_record(stream)[0])
     assert kinds.count(FILE) == kinds.count(END) == len(want["files"])
 
 

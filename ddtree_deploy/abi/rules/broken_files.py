@@ -42,19 +42,26 @@ def check(context: Context) -> List[Finding]:
 
 
 def _broken(context: Context, path: str, kind: str, detail: str) -> Finding:
-    environment = context.environment
-    package = environment.package(path)
     shipped = kind in ("not-elf", "empty") and _as_shipped(context, path)
+    level = "note" if shipped else _level(context, path)
+    why = "the linker refuses it ('file too short', 'invalid ELF header') when the module is imported"
+    return _finding(context, path, level, _WORDS.get(kind, "cannot be used"), f": {detail}", why)
+
+
+def _finding(context: Context, path: str, level: str, what: str, detail: str, why: str) -> Finding:
+    """``what`` and ``detail`` follow the file's name and path."""
+    environment = context.environment
+    package, short = environment.package(path), environment.short(path)
     return Finding(
         id="broken-shared-object",
-        severity="note" if shipped else _level(context, path),
-        title=f"{environment.short(path).rpartition('/')[2]} {_WORDS.get(kind, 'cannot be used')}",
-        message=f"{environment.short(path)}: {detail}",
+        severity=level,
+        title=f"{short.rpartition('/')[2]} {what}",
+        message=f"{short}{detail}",
         when="import",
         cause=f"files:{package}",
-        why="the linker refuses it ('file too short', 'invalid ELF header') when the module is imported",
+        why=why,
         fix=f"pip install --force-reinstall --no-deps {package.split()[0]}",
-        files=[environment.short(path)],
+        files=[short],
         packages=[package],
     )
 
@@ -100,17 +107,7 @@ def _wrong_machine(context: Context, path: str, detail: str) -> List[Finding]:
 
 
 def _dangling(context: Context, path: str) -> Finding:
-    environment = context.environment
-    package = environment.package(path)
-    return Finding(
-        id="broken-shared-object",
-        severity=severity.of_files(context, [path]),
-        title=f"{environment.short(path).rpartition('/')[2]} leads nowhere",
-        message=f"{environment.short(path)} is a symbolic link whose target does not exist",
-        when="import",
-        cause=f"files:{package}",
-        why="a link into a package cache or another environment that was cleaned or moved",
-        fix=f"pip install --force-reinstall --no-deps {package.split()[0]}",
-        files=[environment.short(path)],
-        packages=[package],
-    )
+    level = severity.of_files(context, [path])
+    detail = " is a symbolic link whose target does not exist"
+    why = "a link into a package cache or another environment that was cleaned or moved"
+    return _finding(context, path, level, "leads nowhere", detail, why)

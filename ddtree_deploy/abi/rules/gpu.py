@@ -8,9 +8,9 @@ from typing import Dict, List, Optional, Set, Tuple
 from ddtree_deploy.abi.context import Context
 from ddtree_deploy.abi.cuda import DRIVER_LIBRARIES, Arch, fatbin_architectures, parse_arch, tag_for_cuda, tag_major
 from ddtree_deploy.abi.elf import ElfError, ElfFile
-from ddtree_deploy.abi.host import version_key
 from ddtree_deploy.abi.model import Finding
 from ddtree_deploy.abi.rules import builds, severity
+from ddtree_deploy.versions import version_key
 
 _RUNTIME = re.compile(r"^libcudart\.so\.(\d+)")
 _STUB = 64 * 1024  # NVIDIA's libraries with less GPU code than this make theirs at run time (cuFFT)

@@ -14,33 +14,16 @@ from ddtree_deploy.abi.context import Context
 from ddtree_deploy.abi.metadata import Distribution
 from ddtree_deploy.abi.model import Finding
 from ddtree_deploy.abi.rules import builds
+from ddtree_deploy.versions import marker_environment
 
 # Majors from here on count releases, not breaks (setuptools 81, pyarrow 24, packaging 26).
 _CALENDAR_MAJOR = 20
 
 
-def marker_environment(context: Context) -> Dict[str, str]:
-    """PEP 508 variables of the audited interpreter, not of the one that runs the audit."""
-    python = context.environment.python or (3, 11)
-    text = f"{python[0]}.{python[1]}"
-    return {
-        "implementation_name": "cpython",
-        "implementation_version": f"{text}.0",
-        "os_name": "posix",
-        "platform_machine": context.host.machine,
-        "platform_python_implementation": "CPython",
-        "platform_release": "",
-        "platform_system": "Linux",
-        "platform_version": "",
-        "python_full_version": f"{text}.0",
-        "python_version": text,
-        "sys_platform": "linux",
-    }
-
-
 def wanted(context: Context) -> Iterator[Tuple[Distribution, Requirement]]:
     """(who, requirement) for every requirement that applies here, extras followed."""
-    environment = marker_environment(context)
+    python = context.environment.python or (3, 11)  # the audited interpreter, not the one that runs the audit
+    environment = marker_environment(f"{python[0]}.{python[1]}", context.host.machine)
     installed = {dist.name: dist for dist in context.environment.distributions}
     queue: List[Tuple[Distribution, str]] = [(dist, "") for dist in context.environment.distributions]
     seen: Set[Tuple[str, str]] = set()

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Dict, List, Optional, Set, Tuple
 
 from ddtree_deploy.abi.context import Context
-from ddtree_deploy.abi.host import version_key
 from ddtree_deploy.abi.linker import Closure
 from ddtree_deploy.abi.model import Finding
 from ddtree_deploy.abi.rules import severity
+from ddtree_deploy.versions import version_key
 
 # First release of common distributions with each C library (release notes of Debian, Ubuntu and RHEL).
 _DISTRIBUTIONS = (

@@ -1,0 +1,37 @@
+"""Versions in order, and what markers of requirements ask of a Python. Agent-safe."""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, Tuple
+
+from packaging.version import InvalidVersion, Version
+
+from ddtree_deploy.errors import InputError
+
+
+def version_key(text: str) -> Tuple[int, ...]:
+    """``3.4.30`` -> (3, 4, 30)."""
+    return tuple(int(part) for part in re.findall(r"\d+", text))
+
+
+def marker_environment(python_version: str, machine: str) -> Dict[str, str]:
+    """PEP 508 variables of CPython on Linux. Raises InputError ``bad-python-version``."""
+    try:
+        release = Version(python_version).release
+    except InvalidVersion:
+        raise InputError("bad-python-version", f"{python_version!r} is not the version of a Python") from None
+    full = ".".join(str(part) for part in (*release, 0, 0)[: max(3, len(release))])
+    return {
+        "implementation_name": "cpython",
+        "implementation_version": full,
+        "os_name": "posix",
+        "platform_machine": machine,
+        "platform_python_implementation": "CPython",
+        "platform_release": "",
+        "platform_system": "Linux",
+        "platform_version": "",
+        "python_full_version": full,
+        "python_version": ".".join(full.split(".")[:2]),
+        "sys_platform": "linux",
+    }
