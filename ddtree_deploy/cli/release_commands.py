@@ -21,7 +21,10 @@ def releases(context: typer.Context, hosts: Hosts) -> None:
     """List the releases on hosts: which is current, which a rollback would go to."""
     app = app_context(context)
     work = call_op("releases.list", lambda host: {"root": host.root}, lambda result: 0)
-    run_on_hosts(app, "releases", app.hosts(hosts), work, _draw_releases)
+    verbose = bool(app.output.verbose)
+    run_on_hosts(
+        app, "releases", app.hosts(hosts), work, lambda console, result: _draw_releases(console, result, verbose)
+    )
 
 
 def rollback(
@@ -46,7 +49,7 @@ def prune(
     run_on_hosts(app, "prune", app.hosts(hosts), work, _draw_prune)
 
 
-def _draw_releases(console: Console, result: HostResult) -> None:
+def _draw_releases(console: Console, result: HostResult, verbose: bool) -> None:
     from rich.table import Table
 
     found: dict[str, Any] = result.value
@@ -54,7 +57,7 @@ def _draw_releases(console: Console, result: HostResult) -> None:
         console.print(f"{result.host}: no releases")
     else:
         table = Table(title=result.host, title_justify="left", box=None, pad_edge=False)
-        for column in ("", "release", "created", "size", "state"):
+        for column in ("", "release", "created", "size", "state", *(("cloned by", "made by") if verbose else ())):
             table.add_column(column, overflow="fold")
         for release in found["releases"]:
             current, previous = release["current"], release["id"] == found.get("previous")
@@ -62,7 +65,8 @@ def _draw_releases(console: Console, result: HostResult) -> None:
             state += ", current" if current else ", previous" if previous else ""
             style = "green" if current else None if release["complete"] else "red"
             size = human_bytes(release["bytes"]) if release["bytes"] else "-"
-            table.add_row("*" if current else "", release["id"], release["created"], size, state, style=style)
+            more = (release["clone_method"] or "-", release["tool_version"] or "-") if verbose else ()
+            table.add_row("*" if current else "", release["id"], release["created"], size, state, *more, style=style)
         console.print(table)
     for name in found["partial"]:
         console.print(f"{result.host}: {name} is being built, or was left by an interrupted run")

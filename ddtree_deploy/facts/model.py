@@ -107,6 +107,9 @@ class ReleaseInfo:
     complete: bool
     inputs_digest: str
     bytes: int = 0
+    tool_version: Optional[str] = None  # of ours that made it
+    clone_method: Optional[str] = None  # reflink | hardlink | copy
+    base_fingerprint: Optional[str] = None  # of the base venv as it was cloned
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,9 @@ def list_releases(root: str) -> List[ReleaseInfo]:
                     complete=True,
                     inputs_digest=record.inputs_digest,
                     bytes=record.bytes,
+                    tool_version=record.tool_version or None,
+                    clone_method=record.clone_method,
+                    base_fingerprint=record.base_fingerprint,
                 )
             )
     return sorted(found, key=lambda release: (release.created, release.id))

@@ -61,6 +61,13 @@ def ids(root: Path) -> List[str]:
     return [release.id for release in list_releases(str(root))]
 
 
+def test_a_release_says_what_made_it(root: Path) -> None:
+    made = {"tool_version": "0.1.0", "clone_method": "hardlink", "base_fingerprint": "f" * 64}
+    add_release(root, "r-1", 1, **made)
+    (release,) = op_list({"root": str(root)}, silent)["releases"]
+    assert {key: release[key] for key in made} == made
+
+
 def test_list(three: Path) -> None:
     (three / "releases" / "r-4.partial").mkdir()
     (three / "releases" / "r-4").symlink_to("r-4.partial")
