@@ -131,7 +131,7 @@ def render_difference(
     if difference["packages"]:
         table = Table(box=None, pad_edge=False)
         for column in ("", "package", "from", "to", "files"):
-            table.add_column(column, justify="right" if column == "files" else "left")
+            table.add_column(column, justify="right" if column == "files" else "left", overflow="fold")
         for package in difference["packages"]:
             sign, style = _SIGNS[package["change"]]
             versions = (Text(_version(package, "old")), Text(_version(package, "new")))

@@ -95,6 +95,17 @@ def test_what_is_not_there_is_said(left: Venv, tmp_path: Path, params: dict[str,
         assert error.value.hint == "there are: one"
 
 
+def test_names_and_versions_are_whole_in_40_columns() -> None:
+    side = {"release": "one", "path": "/one", "torch": None, "abi_tag": None}
+    names = {"name": "nvidia-cuda-runtime-with-a-long-name", "old_version": "13.0.99.1234567", "old_abi": "cu130"}
+    package = {**names, "change": "replace", "files": 4, "new_version": "13.1.80.7654321", "new_abi": None}
+    counts = {"unchanged_packages": 0, "unchanged_files": 0}
+    stream = io.StringIO()
+    found = {"left": side, "right": side, "packages": [package], "files": [], **counts}
+    render_difference(Console(file=stream, width=40), found)
+    assert "…" not in stream.getvalue()
+
+
 def test_it_is_drawn_with_signs_versions_and_tags(left: Venv, right: Venv) -> None:
     stream = io.StringIO()
     found = to_dict(difference(str(left.root), str(right.root)))
