@@ -131,6 +131,10 @@ def resolve_ddtree_server_args(server_args: ServerArgs) -> None:
         max_ddtree_budget(server_args) + 1, block_size
     )
 
+    # Prefills need the target's features, which piecewise graphs are not captured with:
+    # they would take time and memory at start and never run.
+    server_args.disable_piecewise_cuda_graph = True
+
     device = server_args.device
     supported = DDTREE_ATTENTION_BACKENDS.get(device)
     if supported is None:

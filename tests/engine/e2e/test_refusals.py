@@ -24,23 +24,30 @@ CASES = {
     "dflash-with-budget": (["--speculative-algorithm", "DFLASH"], "requires --speculative-algorithm DDTREE"),
 }
 
-SCRIPT = """
+DERIVED = ("speculative_num_draft_tokens", "speculative_dflash_block_size", "speculative_eagle_topk", "page_size")
+
+SCRIPT = (
+    f"""
 import json, sys
+DERIVED = {DERIVED}
+"""
+    + """
 from sglang.srt.server_args import prepare_server_args
 for name, args in json.load(sys.stdin).items():
     try:
-        prepare_server_args(args)
-        print(json.dumps([name, None]))
+        taken = prepare_server_args(args)
+        print(json.dumps([name, None, {key: getattr(taken, key) for key in DERIVED}]))
     except (ValueError, SystemExit, AssertionError) as error:
-        print(json.dumps([name, f"{type(error).__name__}: {error}"]))
+        print(json.dumps([name, f"{type(error).__name__}: {error}", None]))
 """
+)
 
 
 @pytest.fixture(scope="module")
-def messages(scratch: Path) -> dict[str, str | None]:
+def answers(scratch: Path) -> dict[str, tuple[str | None, dict[str, int] | None]]:
     base = Server(scratch).command[3:]
     cases = {name: [*base, *ddtree_args(31), *args] for name, (args, _) in CASES.items()}
-    cases["accepted"] = [*base, *ddtree_args(31)]
+    cases.update({f"budget {budget}": [*base, *ddtree_args(budget), "--page-size", "16"] for budget in (7, 16, 63)})
     done = subprocess.run(
         [engine_python(), "-c", SCRIPT],
         input=json.dumps(cases),
@@ -51,18 +58,25 @@ def messages(scratch: Path) -> dict[str, str | None]:
     )
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
     assert len(lines) == len(cases), done.stdout[-2000:] + done.stderr[-3000:]
-    return dict(lines)
+    return {name: (error, derived) for name, error, derived in lines}
 
 
 @pytest.mark.parametrize("name", [name for name, (_, expected) in CASES.items() if expected])
-def test_refused_with_a_remedy(messages: dict[str, str | None], name: str) -> None:
+def test_refused_with_a_remedy(answers: dict[str, tuple[str | None, dict[str, int] | None]], name: str) -> None:
+    error, _ = answers[name]
     expected = CASES[name][1]
-    assert messages[name] is not None, "accepted"
-    assert messages[name].startswith("ValueError") and expected in messages[name], messages[name]
+    assert error is not None, "accepted"
+    assert error.startswith("ValueError") and expected in error, error
 
 
-def test_the_plain_case_is_accepted(messages: dict[str, str | None]) -> None:
-    assert messages["accepted"] is None
+def test_sizes_of_the_tree_and_of_the_draft_block(
+    answers: dict[str, tuple[str | None, dict[str, int] | None]],
+) -> None:
+    """The target verifies budget + 1 tokens, and buffers hold a draft block at least; the block stays the draft's."""
+    for budget, draft_tokens in ((7, 16), (16, 17), (63, 64)):
+        error, derived = answers[f"budget {budget}"]
+        assert error is None and derived is not None
+        assert [derived[key] for key in DERIVED] == [draft_tokens, 16, 1, 16]
 
 
 def test_budget_beyond_the_kv_pool_is_refused(scratch: Path) -> None:

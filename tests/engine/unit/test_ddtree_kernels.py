@@ -76,3 +76,24 @@ def test_tree_attention(num_splits, masked):
             scores = scores.masked_fill(~allowed, float("-inf"))
         expected = torch.einsum("hqn,nhd->qhd", scores.softmax(-1), values)
         torch.testing.assert_close(got[b], expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_poisoned_sibling_does_not_move_the_other_branch(num_splits):
+    """Nor does what the cache holds beyond the prefix, where rejected nodes left theirs."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(4, 4, 16), torch.randn(4, 2, 16), torch.randn(4, 2, 16)
+    caches = torch.randn(2, 200, 2, 16)
+    table = torch.arange(1, 101).int().view(1, 100)
+    mask = utils.build_ancestor_mask(torch.tensor([[0, 0, 0, 1]]), 3)
+
+    def run():
+        return ddtree_attention.tree_attention(
+            q, k, v, caches[0], caches[1], table, torch.tensor([0]), torch.tensor([70]), mask, 0.25, num_splits
+        )
+
+    clean = run()
+    caches[:, 71:] = 1e4
+    assert torch.equal(clean, run())
+    k[1], v[1] = 1e4, -1e4
+    assert [torch.equal(a, b) for a, b in zip(clean, run())] == [True, False, True, False]
