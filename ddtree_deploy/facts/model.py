@@ -54,7 +54,8 @@ class Package:
 
 @dataclass(frozen=True)
 class Venv:
-    """A Python environment; ``fingerprint`` changes when its package set, Python or configuration does."""
+    """A Python environment; ``fingerprint`` changes when its package set, Python or configuration does,
+    and when files of a package go."""
 
     path: str
     exists: bool

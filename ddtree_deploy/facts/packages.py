@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,7 @@ _TOOLKIT_VERSIONED = re.compile(r"(cuda-toolkit|nvidia-(cuda-(runtime|nvrtc|cupt
 _NAME_MAJOR = re.compile(r"-cu(1\d)\Z")
 _REQUIRES_MAJOR = re.compile(r"nvidia-[a-z0-9-]+-cu(1\d)\b|cuda-toolkit\[?[^=<>]*==(\d+)\.", re.I)
 _SHARED_OBJECT = re.compile(rb"^\"?([^,\n]+\.so(?:\.\d+)*)\"?,[^,\n]*,(\d*)", re.M)
-_RECORDED = re.compile(rb"^\"?([^,\n]+?)\"?,", re.M)
+_RECORDED = re.compile(rb"^(?:\"([^\"\n]+)\"|([^,\n]+)),", re.M)  # the path, in quotes where it has a comma
 _EXTRA = re.compile(r";.*\bextra\s*==")
 _CUDA_REQUIREMENT = re.compile(r"(nvidia|cuda)-", re.I)
 _ASSIGNED = r"^%s\s*(?::[^=\n]*)?=\s*(?:(None)|['\"]([^'\"]*)['\"])"
@@ -37,7 +38,8 @@ _OBJECTS_LOOKED_AT = 4  # the largest of a distribution; they were all built aga
 
 @dataclass(frozen=True)
 class Distribution:
-    """A package and what only the probe needs. ``digest``: sha256 of RECORD, or of METADATA where there is none."""
+    """A package and what only the probe needs. ``digest``: sha256 of RECORD and of which of its files are gone, or of
+    METADATA where there is no RECORD."""
 
     package: Package
     info: Path  # the metadata folder, or the file of an old egg-info or egg-link
@@ -94,8 +96,17 @@ def _read(site: Path, info: Path) -> Optional[Distribution]:
         requires=[text for text in requires if not _EXTRA.search(text) or _CUDA_REQUIREMENT.match(text)],
         disagrees=own if own is not None and own.partition("+")[0] != version.partition("+")[0] else None,
     )
-    digest = hashlib.sha256(record if record is not None else metadata.encode("utf-8", "replace")).hexdigest()
-    return Distribution(package, info, digest, top_level)
+    digest = hashlib.sha256(record if record is not None else metadata.encode("utf-8", "replace"))
+    for path in _gone(site, record or b""):
+        digest.update(b"\0" + path)
+    return Distribution(package, info, digest.hexdigest(), top_level)
+
+
+def _gone(site: Path, record: bytes) -> List[bytes]:
+    """The files that a RECORD names and that are not there. Byte code may come and go."""
+    folder = os.fsencode(site) + b"/"
+    names = (match.group(1) or match.group(2) for match in _RECORDED.finditer(record))
+    return [name for name in names if not name.endswith(b".pyc") and not os.path.lexists(folder + name)]
 
 
 def _of_bare(site: Path, bare: Bare) -> Distribution:
@@ -123,7 +134,8 @@ def _claims(site: Path, distribution: Distribution) -> Set[str]:
     if not distribution.package.record:
         return {*import_entries(distribution.package.name, str(site)), *distribution.top_level} - {NVIDIA}
     record = read_bytes(distribution.info / "RECORD") or b""
-    return {claim(match.group(1).decode("utf-8", "surrogateescape")) for match in _RECORDED.finditer(record)}
+    names = (match.group(1) or match.group(2) for match in _RECORDED.finditer(record))
+    return {claim(name.decode("utf-8", "surrogateescape")) for name in names}
 
 
 def _read_egg_link(path: Path) -> Optional[Distribution]:

@@ -122,7 +122,8 @@ def _site_packages(folder: Path, python: Optional[str]) -> Optional[Path]:
 
 
 def _fingerprint(folder: Path, python: Optional[str], site: Optional[Path], distributions: List[Distribution]) -> str:
-    """sha256 over what makes the environment: Python, configuration, each package with its RECORD, .pth files."""
+    """sha256 over what makes the environment: Python, configuration, each package with its RECORD and the
+    files of it that are gone, .pth files."""
     digest = hashlib.sha256()
 
     def add(*parts: str) -> None:

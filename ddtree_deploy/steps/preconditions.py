@@ -22,6 +22,7 @@ from ddtree_deploy.release.space import require_space
 from ddtree_deploy.release.store import current_release
 from ddtree_deploy.steps.context import StepContext
 
+_OTHER = "its Python, its configuration, or files of its packages"
 _AGAIN = "plan again: `ddtree-deploy plan HOST` shows what is different"
 
 
@@ -50,7 +51,7 @@ def _venv_fingerprint(params: Dict[str, Any], context: StepContext) -> None:
     now = {package.name: package.version for package in venv.packages}
     changes = _package_changes(before, now) if before is not None else []
     what = ", ".join(changes[:5]) + (f" and {len(changes) - 5} more" if len(changes) > 5 else "")
-    raise _drift(f"the venv {path} changed since the plan was made: {what or 'its Python or configuration'}", path)
+    raise _drift(f"the venv {path} changed since the plan was made: {what or _OTHER}", path)
 
 
 def _package_changes(before: Dict[str, str], now: Dict[str, str]) -> List[str]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import venvs
 
 Install = Callable[..., Path]
 
@@ -17,9 +16,7 @@ Install = Callable[..., Path]
 @pytest.fixture
 def venv(tmp_path: Path) -> Path:
     """A real venv without any package."""
-    folder = tmp_path / "base"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    return folder
+    return venvs.make_venv(tmp_path / "base")
 
 
 @pytest.fixture

@@ -113,7 +113,9 @@ def test_the_fingerprint_changes_with_what_makes_the_environment(venv: Path, sit
         seen.append(probe_venv(str(venv)).fingerprint)
 
     look()
-    info = install("foo", "1.0", files={"foo/__init__.py": b"1"})
+    info = install("foo", "1.0", files={"foo/__init__.py": b"1", "foo/E=1,N=2.json": b"{}"})
+    record = info / "RECORD"
+    record.write_text(record.read_text().replace("foo/E=1,N=2.json", '"foo/E=1,N=2.json"'))
     look()
     (info / "RECORD").write_text((info / "RECORD").read_text().replace("sha256=", "sha256=0", 1))
     look()
@@ -123,11 +125,18 @@ def test_the_fingerprint_changes_with_what_makes_the_environment(venv: Path, sit
     look()
     (venv / "pyvenv.cfg").write_text((venv / "pyvenv.cfg").read_text() + "prompt = x\n")
     look()
-    assert len(set(seen)) == len(seen)
+    record.write_text(record.read_text() + "foo/__pycache__/x.pyc,,\n")
+    look()
     before = seen[-1]
     (site / "foo" / "__pycache__").mkdir()
     (site / "foo" / "__pycache__" / "x.pyc").write_bytes(b"compiled")
     assert probe_venv(str(venv)).fingerprint == before, "byte code is nothing of its own"
+    (site / "foo" / "__pycache__" / "x.pyc").unlink()
+    assert probe_venv(str(venv)).fingerprint == before
+    for name in ("__init__.py", "E=1,N=2.json"):  # its metadata stays
+        (site / "foo" / name).unlink()
+        look()
+    assert len(set(seen)) == len(seen)
 
 
 def test_nothing_is_written(venv: Path, install) -> None:
