@@ -109,6 +109,8 @@ class DDTreePrefillRunner:
             and not batch.return_hidden_states
             and not batch.is_prefill_only
             and batch.input_embeds is None
+            and batch.replace_embeds is None
+            and batch.token_type_ids is None
             and all(req.multimodal_inputs is None for req in batch.reqs)
         )
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from sglang.srt.mem_cache import memory_pool
 from sglang.srt.speculative import ddtree_attention, ddtree_kernels
 from sglang.srt.speculative import ddtree_utils as utils
 
@@ -97,3 +98,23 @@ def test_poisoned_sibling_does_not_move_the_other_branch(num_splits):
     assert torch.equal(clean, run())
     k[1], v[1] = 1e4, -1e4
     assert [torch.equal(a, b) for a, b in zip(clean, run())] == [True, False, True, False]
+
+
+def test_kv_of_the_path_moves_to_the_front_in_place():
+    """The pool's kernel, where a slot is both source and target. That no warp overtakes another only a GPU shows."""
+    path = torch.tensor([0, 2, 3, 6, 7])
+    layers = [torch.randn(20, 2, 16) for _ in range(4)]
+    slots = torch.randperm(19)[:8] + 1
+    expected = [layer.clone() for layer in layers]
+    for layer in expected:
+        layer[slots[:5]] = layer[slots[path]]
+    memory_pool.copy_all_layer_kv_cache_tiled[(4, 1)](
+        torch.tensor([layer.data_ptr() for layer in layers], dtype=torch.uint64),
+        torch.full((4,), 2 * 16 * 4),
+        slots[:5],
+        slots[path],
+        5,
+        8,
+        BYTES_PER_TILE=128,
+    )
+    assert all(torch.equal(a, b) for a, b in zip(layers, expected))

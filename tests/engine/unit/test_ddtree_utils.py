@@ -208,6 +208,7 @@ def test_top_tokens_are_normalised(vocab, num_tokens, scale, seed):
     log_probs, token_ids = utils.ddtree_top_tokens(logits, num_tokens)
     assert log_probs.shape == (4, min(num_tokens, vocab))
     assert (log_probs[:, :-1] >= log_probs[:, 1:]).all()
+    assert (log_probs <= 0).all(), "a child above its parent would come before it"
     exact = logits.double().log_softmax(-1)
     # A logit of size s is known to s * 2^-24, and so is the log of the sum.
     bound = 2**-22 * max(1.0, float(logits.abs().max()))
