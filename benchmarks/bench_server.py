@@ -32,7 +32,6 @@ GPU_ARGUMENTS = [
     "--cuda-graph-max-bs", "32", "--sampling-backend", "pytorch", "--disable-radix-cache", "--sleep-on-idle",
     "--skip-server-warmup",
 ]  # fmt: skip
-# After the configuration's own arguments, which they override.
 CPU_ARGUMENTS = [
     "--device", "cpu", "--attention-backend", "torch_native", "--disable-overlap-schedule",
     "--disable-piecewise-cuda-graph", "--max-total-tokens", "20000", "--disable-radix-cache", "--sleep-on-idle",
@@ -51,7 +50,8 @@ def server_arguments(arguments: Sequence[str], draft: Path, device: str) -> list
         own += ["--speculative-draft-model-path", str(draft)]
     if device != "cpu":
         return [*GPU_ARGUMENTS, *own]
-    return [CPU_AUTO_BUDGET if argument == "auto" else argument for argument in own] + CPU_ARGUMENTS
+    own = [CPU_AUTO_BUDGET if argument == "auto" else argument for argument in own]
+    return ["--dtype", "float32", *own, *CPU_ARGUMENTS]  # of options given twice the last one counts
 
 
 def server_environment(device: str, changes: dict[str, str] | None = None) -> dict[str, str]:

@@ -64,7 +64,7 @@ class TreeOps:
         device, config = self.step.device, runner.model_config
         depths = self.step.block_size - 1
         torch.manual_seed(0)
-        self.logits = torch.randn(bs * depths, config.vocab_size, device=device) * 3
+        self.logits = (torch.randn(bs * depths, config.vocab_size, device=device) * 3).to(runner.dtype)
         self.roots = torch.arange(bs, device=device)
         self.rows = torch.arange(bs, device=device)
         self.lens = torch.full((bs,), context, dtype=torch.int64, device=device)
