@@ -44,7 +44,7 @@ _COMMANDS: list[tuple[str, str, Callable[..., Any], list[str]]] = [
         "verify",
         "Check the current release",
         audit_commands.verify,
-        ["verify gpu1", "verify gpu1 --static --junit verify.xml"],
+        ["verify gpu1", "verify gpu1 --gpu", "verify gpu1 --static --junit verify.xml"],
     ),
     (
         "abi",

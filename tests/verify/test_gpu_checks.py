@@ -26,7 +26,7 @@ DEFECTS = {
     "past-the-stop": ("gpu-stops", "should end an answer after"),
     "one-too-many": ("gpu-stops", "max_new_tokens=1 should end an answer after 1 tokens (length); it ended after 2"),
     "wrong-reason": ("gpu-stops", "tokens (stop); it ended after"),
-    "penalties-ignored": ("gpu-penalties", "frequency and presence penalties: 4 of 4 answers have a token"),
+    "penalties-ignored": ("gpu-penalties", "frequency and presence penalties: 6 of 6 answers have a token"),
     "counted-once": ("gpu-penalties", "frequency and presence penalties:"),
     "bias-ignored": ("gpu-penalties", "a logit bias:"),
     "minimum-ignored": ("gpu-penalties", "min_new_tokens:"),

@@ -119,10 +119,16 @@ class Client:
                 return load
             time.sleep(0.2)
 
-    def flush(self) -> None:
-        status, answer = self.post("/flush_cache", {})
-        if status != 200:
-            raise EngineFailed(f"the cache was not flushed: {str(answer)[:300]}", self.tail())
+    def flush(self, limit_s: float = 10.0) -> None:
+        """Empty the radix cache, which a busy engine refuses; it still is for a moment after an answer."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            status, answer = self.post("/flush_cache", {})
+            if status == 200:
+                return
+            if time.monotonic() > deadline:
+                raise EngineFailed(f"the cache was not flushed: {str(answer)[:300]}", self.tail())
+            time.sleep(0.1)
 
     def tail(self, size: int = 4000) -> str:
         """The end of the log."""
