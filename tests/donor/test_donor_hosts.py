@@ -25,8 +25,7 @@ BIG = 96 << 20  # bytes: takes long enough to be broken off
 
 
 @pytest.fixture
-def hosts(tmp_path: Path, base: Path, donor: Path, wheels: dict[str, Path]) -> Iterator[Hosts]:
-    native = next((tmp_path / "w").glob("native-*.whl"))
+def hosts(tmp_path: Path, base: Path, donor: Path, wheels: dict[str, Path], native: Path) -> Iterator[Hosts]:
     venvs.install(donor, wheels["engine-1"])
     venvs.install(base, venvs.make_wheel(tmp_path / "w", "torch", "2.0+cpu", {"torch/__init__.py": ""}))
     packages = [("engine", "1.0", wheels["engine-1"]), ("some-lib", "2.0", wheels["lib-2"])]

@@ -72,12 +72,10 @@ class TestRoot:
     def test_a_file_where_it_should_be(self, small: Small, below: str) -> None:
         small.root.write_text("mine")
         program = small.program((f"root: {small.root}", f"root: {small.root}{below}"))
-        for words in (("plan", "box", "--playbook", "quick"), QUICK):
-            refused(program, *words, code=3, id="root-not-a-folder", says=(str(small.root),))
-        for command in ("releases", "status", "stop"):
-            program.run(command, "box", code=0)
-        for words in (("rollback", "box"), ("prune", "box", "--keep", "1"), ("launch", "box"), ("verify", "box")):
-            assert "agent-crashed" not in program.run(*words, code=3).err
+        others = ("releases", "status", "stop", "logs", "rollback", "verify")
+        words = [("plan", "box", "--playbook", "quick"), QUICK, ("prune", "box", "--keep", "1"), ("launch", "box")]
+        for command in [*words, *((name, "box") for name in others)]:
+            refused(program, *command, code=3, id="root-not-a-folder", says=(str(small.root),))
         assert small.root.read_text() == "mine"
 
     @as_root
