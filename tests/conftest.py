@@ -29,6 +29,11 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Folders ``e2e`` hold end-to-end tests alone: they are not read, only to be left out."""
+    return True if collection_path.name == "e2e" and config.option.markexpr == "not e2e" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("engine") and isinstance(item, pytest.Function):

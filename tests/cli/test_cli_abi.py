@@ -12,6 +12,7 @@ from cli.cli_support import Ran, run, spawn, write_venv
 from hosts.sshd import Sshd, find_sshd
 
 
+@pytest.mark.usefixtures("agent_here")
 def test_a_clean_venv_exits_0_and_a_broken_one_1(tmp_path: Path) -> None:
     clean = write_venv(tmp_path / "clean", "1.0")
     broken = write_venv(tmp_path / "broken", "1.0", "Requires-Dist: absent\n")
@@ -37,12 +38,14 @@ def test_explain_needs_no_target(tmp_path: Path) -> None:
     assert run("abi", "--explain", "no-such-id").code == 3
 
 
+@pytest.mark.usefixtures("agent_here")
 def test_what_is_no_environment_is_bad_input(tmp_path: Path) -> None:
     assert run("abi").code == 3
     assert run("abi", str(tmp_path / "absent")).code == 3
     assert run("abi", str(tmp_path)).code == 3
 
 
+@pytest.mark.usefixtures("agent_here")
 def test_diff_of_two_venvs(tmp_path: Path) -> None:
     left, right = write_venv(tmp_path / "one", "1.0"), write_venv(tmp_path / "two", "1.1")
     ran = run("diff", str(left), str(right))
@@ -52,6 +55,7 @@ def test_diff_of_two_venvs(tmp_path: Path) -> None:
     assert run("diff", str(left), str(tmp_path / "absent")).code == 3
 
 
+@pytest.mark.usefixtures("agent_here")
 def test_diff_of_a_hosts_releases_by_id(tmp_path: Path) -> None:
     for name, version in (("one", "1.0"), ("two", "1.1")):
         write_venv(tmp_path / "root/releases" / name, version)
@@ -64,6 +68,7 @@ def test_diff_of_a_hosts_releases_by_id(tmp_path: Path) -> None:
     assert ran.code == 3 and "there are: one, two" in ran.err
 
 
+@pytest.mark.usefixtures("agent_here")
 def test_abi_of_a_hosts_releases_by_id(tmp_path: Path) -> None:
     inventory = tmp_path / "hosts.yaml"
 

@@ -127,6 +127,7 @@ def test_facts_of_this_machine_and_a_plan_from_them(tmp_path: Path, base: str) -
     assert live.json["hosts"][0]["plan"]["release_id"] == offline.json["hosts"][0]["plan"]["release_id"]
 
 
+@pytest.mark.usefixtures("agent_here")
 def test_several_hosts_give_a_table_and_the_worst_code(tmp_path: Path, base: str) -> None:
     inventory = write_inventory(tmp_path, base=base)
     inventory.write_text(inventory.read_text("utf-8").replace(f"two, base: {base}", "two, base: /nonexistent"), "utf-8")
@@ -140,6 +141,7 @@ def test_several_hosts_give_a_table_and_the_worst_code(tmp_path: Path, base: str
     assert document["exit_code"] == 3 and document["error"]["id"] == "base-missing"
 
 
+@pytest.mark.usefixtures("agent_here")
 def test_survey_and_facts_know_the_profiles_beside_the_inventory(tmp_path: Path, base: str) -> None:
     shipped = data_dir("overlays") / "sglang-0.5.11-cpu.yaml"
     (tmp_path / "overlays").mkdir()
@@ -150,6 +152,7 @@ def test_survey_and_facts_know_the_profiles_beside_the_inventory(tmp_path: Path,
     assert "error: no-engine\n" in run("survey", "one", "--inventory", inventory).err
 
 
+@pytest.mark.usefixtures("agent_here")
 def test_facts_of_several_hosts_need_several_files(tmp_path: Path, base: str) -> None:
     inventory = str(write_inventory(tmp_path, base=base))
     assert run("facts", "all", "--inventory", inventory, "--save", str(tmp_path / "f.json")).code == 3
@@ -157,6 +160,7 @@ def test_facts_of_several_hosts_need_several_files(tmp_path: Path, base: str) ->
     assert (tmp_path / "one.json").is_file() and (tmp_path / "two.json").is_file()
 
 
+@pytest.mark.usefixtures("agent_here")
 def test_a_host_where_nothing_was_done(tmp_path: Path) -> None:
     inventory = str(write_inventory(tmp_path))
     ran = run("releases", "one", "--inventory", inventory)
