@@ -65,7 +65,7 @@ def index(folder: Path, refusing: bool = False) -> Iterator[str]:
     """URL of a package index of ``folder`` (``<name>/<wheel>``) on loopback."""
     handler = partial(_Refusing if refusing else _Quiet, directory=str(folder))
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = Thread(target=server.serve_forever, daemon=True)
+    thread = Thread(target=server.serve_forever, args=(0.02,), daemon=True)  # how long `shutdown` waits
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}/"

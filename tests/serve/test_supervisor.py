@@ -156,7 +156,7 @@ def test_a_port_answered_by_another_program_is_not_ready(host: Host) -> None:
     try:
         while is_free(port):
             time.sleep(0.02)
-        host.start_spec({"STAND_IN_DELAY": "600"}, launch_timeout_s=2.0, port=port)
+        host.start_spec({"STAND_IN_DELAY": "600"}, launch_timeout_s=1.0, port=port)
         host.until("failed", lambda state: state.state == "failed")
     finally:
         stranger.kill()
@@ -181,7 +181,7 @@ def test_secrets_are_in_no_file_but_their_own(host: Host) -> None:
 
 
 def test_a_crash_is_restarted_and_a_crash_loop_ends(host: Host) -> None:
-    environment = {"STAND_IN_DIE_AFTER": "0.4"}
+    environment = {"STAND_IN_DIE_AFTER": "0.1"}
     host.start_spec(environment, max_restarts=2, restart_delay_s=0.05)
     state = host.until("failed", lambda state: state.state == "failed")
     assert state.restarts == 2
@@ -267,7 +267,7 @@ def test_services_do_not_depend_on_who_launched_them(host: Host) -> None:
         "import json, sys; from ddtree_deploy.serve.operations import op_launch;"
         "op_launch(json.loads(sys.argv[1]), lambda progress: print(progress.phase, flush=True))"
     )
-    params = json.dumps(host.params(environment={"STAND_IN_DELAY": "1"}))
+    params = json.dumps(host.params(environment={"STAND_IN_DELAY": "0.5"}))
     caller = subprocess.Popen(
         [sys.executable, "-c", code, params], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )

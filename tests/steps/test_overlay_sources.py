@@ -120,7 +120,7 @@ def index(tmp_path: Path, wheels: Dict[str, Path]) -> Iterator[str]:
             pass
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)  # how long `shutdown` waits
     thread.start()
     yield f"127.0.0.1:{server.server_port}/simple"
     server.shutdown()
