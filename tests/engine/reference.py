@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 from engine.support import Server, pair, prompts, tokens_per_step
 
@@ -17,6 +18,8 @@ def check_row(server: Server, plain: PlainReference, row: str | int, concurrenci
         outputs = [answer["output_ids"] for answer in answers]
         different = [i for i, (a, b) in enumerate(zip(outputs, plain.outputs, strict=True)) if a != b]
         assert not different, f"not lossless at concurrency {concurrency}: prompts {different}"
+        steps = [answer["meta_info"]["spec_verify_ct"] for answer in answers]
+        assert plain.steps.setdefault(row, steps) == steps, "other steps than an earlier server with this budget"
         accept = tokens_per_step(answers)
         print(f"{row}: {accept:.3f} tokens per verify step at concurrency {concurrency} ({AUTHORS[row]})")
         assert accept >= 0.98 * AUTHORS[row]
@@ -26,7 +29,21 @@ def check_row(server: Server, plain: PlainReference, row: str | int, concurrenci
     assert server.alive()
 
 
-def ddtree_args(budget: int) -> list[str]:
+def check_mixed_batch(server: Server, plain: PlainReference) -> None:
+    """Greedy, sampled and penalised requests in one batch do not disturb each other."""
+    kinds: tuple[dict[str, float], ...] = (
+        {},
+        {"temperature": 0.9, "top_p": 0.9},
+        {"frequency_penalty": 0.6, "max_new_tokens": 48},
+    )
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda i: server.generate(plain.prompts[i // 3], **kinds[i % 3]), range(12)))
+    for i in range(0, 12, 3):
+        assert answers[i]["output_ids"] == plain.outputs[i // 3]
+        assert answers[i + 2]["output_ids"] == plain.penalised[0][i // 3]
+
+
+def ddtree_args(budget: int | str) -> list[str]:
     return [
         "--speculative-algorithm", "DDTREE", "--speculative-draft-model-path", str(pair() / "draft"),
         "--speculative-ddtree-budget", str(budget),
@@ -48,6 +65,8 @@ class PlainReference:
         {"top_k": 1, "temperature": 1.0},
     )
     TOP_K = 4
+    # Prompts around the sizes of a captured prefill, of one token, and near the end of a context of 512.
+    EDGES = (1, 2, 256, 257, 300, 480)
 
     def __init__(self, server: Server):
         self.prompts = prompts()
@@ -61,6 +80,12 @@ class PlainReference:
         second = [ids + out[:20] for ids, out in zip(self.prompts[:8], self.outputs, strict=False)]
         self.second_turns = [a["output_ids"] for a in server.generate_all(second, 4, max_new_tokens=60)]
         self.second_prompts = second
+        text = [token for ids in self.prompts for token in ids]
+        self.edge_prompts = [text[:length] for length in self.EDGES]
+        self.edges = [a["output_ids"] for a in server.generate_all(self.edge_prompts, 3, max_new_tokens=40)]
+        self.long_prompt = text[:1800]
+        self.long_answer = server.generate(self.long_prompt, max_new_tokens=40)["output_ids"]
+        self.steps: dict[str | int, list[int]] = {}
         self.sampling_prompt = self.prompts[3]
         self.pair_probs = self._pair_probs(server)
 

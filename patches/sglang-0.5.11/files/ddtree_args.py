@@ -247,8 +247,10 @@ def ddtree_max_req_len(model_runner: ModelRunner) -> int:
     """Longest request, prompt and answer, whose last step still finds KV slots for its tree.
 
     A longer one could be served by plain decoding, but would be aborted in the middle of
-    its answer here.
+    its answer here. The scheduler, which rounds prompts up to pages, would never start a
+    request within a page of the whole pool.
     """
     page_size = model_runner.server_args.page_size
     num_slots = model_runner.max_total_num_tokens // page_size * page_size
-    return num_slots - ddtree_reserved_slots(model_runner.server_args)
+    reserved = ddtree_reserved_slots(model_runner.server_args)
+    return num_slots - max(reserved, page_size)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from collections import Counter
 
 import pytest
-from engine.reference import PlainReference, check_row
+from engine.reference import PlainReference, check_mixed_batch, check_row
 from engine.support import Server, tokens_per_step
 
 
@@ -22,21 +23,7 @@ class TestRequests:
         assert [a["output_ids"] for a in answers] == plain.penalised[which]
 
     def test_mixed_batch_keeps_greedy_answers(self, ddtree: Server, plain: PlainReference) -> None:
-        """Greedy, sampled and penalised requests in one batch do not disturb each other."""
-        results: dict[int, list[int]] = {}
-
-        def ask(i: int) -> None:
-            sampling = ({}, {"temperature": 0.9, "top_p": 0.9}, {"frequency_penalty": 0.6, "max_new_tokens": 48})[i % 3]
-            results[i] = ddtree.generate(plain.prompts[i // 3], **sampling)["output_ids"]
-
-        threads = [threading.Thread(target=ask, args=(i,)) for i in range(12)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for i in range(0, 12, 3):
-            assert results[i] == plain.outputs[i // 3]
-            assert results[i + 2] == plain.penalised[0][i // 3]
+        check_mixed_batch(ddtree, plain)
 
     def test_sampling_is_not_greedy_and_fits_the_target(self, ddtree: Server, plain: PlainReference) -> None:
         """Chi-square of three sampled tokens; the second and third are chosen in trees."""
@@ -95,6 +82,23 @@ class TestRequests:
                 stop = text[at : at + 4]
                 answer = ddtree.generate(ids, stop=[stop])
                 assert answer["text"] == text[: text.index(stop)]
+
+    def test_streaming(self, ddtree: Server, plain: PlainReference) -> None:
+        """Several tokens a message, none twice, none missing, in the order of plain decoding."""
+        body = {
+            "input_ids": plain.prompts[2],
+            "stream": True,
+            "sampling_params": {"max_new_tokens": 160, "temperature": 0, "ignore_eos": True},
+        }
+        status, answer = ddtree.post("/generate", body)
+        lines = [line.removeprefix("data: ") for line in answer["text"].splitlines() if line.startswith("data: ")]
+        assert status == 200 and lines[-1] == "[DONE]"
+        parts = [json.loads(line) for line in lines[:-1]]
+        for part in parts:
+            assert part["output_ids"] == plain.outputs[2][: len(part["output_ids"])]
+            assert plain.texts[2].startswith(part["text"].rstrip("\ufffd"))
+        assert parts[-1]["output_ids"] == plain.outputs[2] and parts[-1]["text"] == plain.texts[2]
+        assert 1 < len(parts) < 160
 
     def test_second_turn_reuses_the_cache(self, ddtree: Server, plain: PlainReference) -> None:
         """Draft and target KV of committed paths in the radix cache are right."""

@@ -4,31 +4,20 @@ Loaded through PYTHONPATH into the server's processes. DDTREE_BREAK names the ch
   causal-mask     nodes see all earlier nodes instead of their ancestors
   prefix-kv       the first nodes' KV is kept instead of the path's
   prefix-hidden   the first nodes' features feed the next draft instead of the path's
-  run-ahead       no defect: steps run ahead of the host as they do with CUDA graphs
 """
 
 import importlib.abc
 import os
 import sys
 
-RUN_AHEAD = os.environ.get("DDTREE_BREAK") == "run-ahead"
-TARGET = "sglang.srt.speculative." + ("ddtree_worker" if RUN_AHEAD else "ddtree_utils")
+TARGET = "sglang.srt.speculative.ddtree_utils"
 
 
 def _break(module):
     import torch
 
     defect = os.environ["DDTREE_BREAK"]
-    if defect == "run-ahead":
-        worker, real_launch = module.DDTreeWorker, module.DDTreeWorker._launch
-
-        def launch(self, batch, draft_input):
-            step = real_launch(self, batch, draft_input)
-            step.can_run_cuda_graph = True  # what running ahead depends on
-            return step
-
-        worker._launch = launch
-    elif defect == "causal-mask":
+    if defect == "causal-mask":
 
         def build_ancestor_mask(parents, num_depths):
             num_nodes = parents.shape[1]

@@ -33,14 +33,21 @@ class Recording:
                         old.copy_(new)  # a view's or an in-place operation's result is there already
 
 
+# Operations that read a value, or whose result's shape depends on one. `resolve_conj` begins `tolist` and `numpy`.
+SYNCS = {"item", "_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "resolve_conj"}
+
+
 def record(fn, stream):
+    import torch
     from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
 
     graph = Recording()
 
     class Recorder(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if "_local_scalar_dense" in str(func) or "nonzero" in str(func):
+            booleans = [x for x in tree_leaves(args[1:]) if isinstance(x, torch.Tensor) and x.dtype == torch.bool]
+            if func.__name__.split(".")[0] in SYNCS or (func.__name__.startswith("index.") and booleans):
                 raise RuntimeError(f"{func} waits for the device, which a captured step must not do")
             out = func(*args, **(kwargs or {}))
             graph.ops.append((func, args, kwargs or {}, out))
@@ -107,6 +114,7 @@ def patch_worker(module):
     ddtree_attention.tree_attention = dense_tree_attention
     ddtree_graph_runner.DDTreeCudaGraphRunner.capturing = capturing
     ddtree_graph_runner.DDTreeCudaGraphRunner.record = staticmethod(record)
+    ddtree_graph_runner.DDTreeCudaGraphRunner.measure.__defaults__ = (1,)  # repeats
     torch.cuda.Event, torch.cuda.synchronize = Event, lambda: None
 
     worker, real_init = module.DDTreeWorker, module.DDTreeWorker.__init__
