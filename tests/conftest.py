@@ -19,14 +19,16 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One folder for all workers, for what is compiled once in a session: shared objects, and our sources, which
-    hundreds of processes import. No byte code lies beside a source."""
+    """One folder for all workers, for what is compiled once in a session: shared objects, and for the fast tests our
+    sources, which hundreds of processes import. No byte code lies beside a source. (End-to-end tests run installers,
+    which would write that folder into what they install.)"""
     if not hasattr(config, "workerinput"):
         folder = tempfile.mkdtemp(prefix="ddtree-tests-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         os.environ["DDTREE_TESTS_CACHE"] = folder
-        os.environ["PYTHONPYCACHEPREFIX"] = f"{folder}/bytecode"
-        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        if config.option.markexpr == "not e2e":
+            os.environ["PYTHONPYCACHEPREFIX"] = f"{folder}/bytecode"
+            os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
