@@ -26,6 +26,7 @@ def members() -> list[str]:
     return zipfile.ZipFile(io.BytesIO(bundle.build_bundle().data)).namelist()
 
 
+@functools.cache
 def find_python(version: str) -> str | None:
     """``python3.9`` and the like on PATH, under pyenv, or among those that uv manages."""
     candidates = [shutil.which(f"python{version}")]
