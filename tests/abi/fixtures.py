@@ -180,10 +180,15 @@ class Venv:
 
 def plain_host(**changes: object) -> HostLimits:
     """The C library of this machine, without driver, GPUs or LD_LIBRARY_PATH, and without CUDA's libraries."""
-    probed = probe_host("")
+    probed = _probed_host()
     libraries = {name: path for name, path in probed.libraries.items() if "cuda" not in path}
     bare = replace(probed, driver=None, driver_cuda=None, compute_capabilities=[], toolkits=[], libraries=libraries)
     return replace(bare, **changes)  # type: ignore[arg-type]
+
+
+@functools.cache
+def _probed_host() -> HostLimits:
+    return probe_host("")
 
 
 def make_venv(root: Path) -> Venv:
