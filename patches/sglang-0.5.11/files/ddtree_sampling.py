@@ -8,12 +8,12 @@ logit processors and the same sampler, one row per node.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, List
+from copy import copy
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 import torch
 
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
-from sglang.srt.layers.sampler import apply_custom_logit_processor
 from sglang.srt.sampling.penaltylib import (
     BatchedFrequencyPenalizer,
     BatchedMinNewTokensPenalizer,
@@ -75,9 +75,7 @@ def choose_target_tokens(
     if sampling_info.logit_bias is not None:
         logits.view(bs, num_nodes, -1).add_(sampling_info.logit_bias.unsqueeze(1))
     if sampling_info.has_custom_logit_processor:
-        apply_custom_logit_processor(
-            logits, sampling_info, num_tokens_in_batch=num_nodes
-        )
+        _apply_custom_processors(sampling_info, tree, logits)
 
     token_ids = sampler(
         LogitsProcessorOutput(next_token_logits=logits),
@@ -112,6 +110,41 @@ def _repeat_sampling_info(
         has_custom_logit_processor=False,
         custom_logit_processor=None,
     )
+
+
+def _apply_custom_processors(
+    sampling_info: SamplingBatchInfo, tree: DDTree, logits: torch.Tensor
+) -> None:
+    """Call custom logit processors with one row per node.
+
+    A processor that looks at its request finds the output ids that plain decoding would
+    have after the tokens on the way to the node. What it writes to the request's
+    attributes or parameters is lost.
+    """
+    bs, num_nodes = tree.tokens.shape
+    logits = logits.view(bs, num_nodes, -1)
+    tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+    for processor, batch_mask in sampling_info.custom_logit_processor.values():
+        for row in batch_mask.nonzero().flatten().tolist():
+            paths: List[List[int]] = [[]]
+            for node in range(1, num_nodes):
+                paths.append(paths[parents[row][node]] + [tokens[row][node]])
+            params = [_params_at(sampling_info.custom_params[row], p) for p in paths]
+            logits[row] = processor(logits[row], params)
+
+
+def _params_at(
+    params: Optional[Dict[str, Any]], path: List[int]
+) -> Optional[Dict[str, Any]]:
+    """A processor's parameters at a node, with the tokens of `path` as output, too."""
+    if params is None:
+        return None
+    params = dict(params)
+    req = params.get("__req__")
+    if req is not None:
+        params["__req__"] = req = copy(req)
+        req.output_ids = req.output_ids + path
+    return params
 
 
 def _apply_tree_penalties(

@@ -166,7 +166,7 @@ class DDTreeWorker(DFlashWorker):
 
     def _measure_auto_budget(self, max_budget: int) -> AutoBudget:
         longest = self.model_runner.model_config.context_len - max_budget
-        contexts = sorted({min(context, longest) for context in _COST_CONTEXTS})
+        contexts = sorted({max(1, min(x, longest)) for x in _COST_CONTEXTS})
         costs = self.graph_runner.measure(contexts)
         # All TP ranks must choose alike.
         table = torch.tensor(list(costs.values()), device=self.device)

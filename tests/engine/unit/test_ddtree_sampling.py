@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from sglang.srt.sampling import penaltylib
+from sglang.srt.sampling import custom_logit_processor, penaltylib
+from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.speculative import ddtree_sampling
 from sglang.srt.speculative import ddtree_utils as utils
 
@@ -88,3 +89,46 @@ def test_penalties_follow_the_path(params):
                 plain.penalizers[cls].apply(expected)
             got = logits.view(2, 6, VOCAB)[b, node]
             torch.testing.assert_close(got, expected[0], msg=f"request {b}, node {node}")
+
+
+class ThinkingBudget(custom_logit_processor.ThinkingBudgetLogitProcessor):
+    THINKING_START_TOKEN_ID, THINKING_END_TOKEN_ID, NEW_LINE_TOKEN_ID = 7, 6, 5
+
+
+@pytest.mark.parametrize("budget", range(5))
+def test_custom_processors_see_the_output_at_each_node(budget):
+    """The engine's own processor ends thinking by the output so far, which is another one at every node."""
+    tree = make_tree()
+    reqs = [SimpleNamespace(origin_input_ids=[7], output_ids=[4, 2], rid=0), SimpleNamespace(output_ids=[1])]
+    params = [{"thinking_budget": budget, "__req__": reqs[0]}, None]
+    info = SamplingBatchInfo(
+        temperatures=torch.ones(2, 1),
+        top_ps=torch.ones(2),
+        top_ks=torch.ones(2).int(),
+        min_ps=torch.zeros(2),
+        is_all_greedy=True,
+        need_top_p_sampling=False,
+        need_top_k_sampling=False,
+        need_min_p_sampling=False,
+        vocab_size=VOCAB,
+        penalizer_orchestrator=SimpleNamespace(is_required=False),
+        has_custom_logit_processor=True,
+        custom_params=params,
+        custom_logit_processor={0: (ThinkingBudget(), torch.tensor([True, False]))},
+    )
+    logits = torch.randn(2 * 6, VOCAB, generator=torch.Generator().manual_seed(1))
+    raw = logits.clone().view(2, 6, VOCAB)
+    chosen = ddtree_sampling.choose_target_tokens(
+        batch=SimpleNamespace(reqs=reqs, sampling_info=info, seq_lens=torch.tensor([3, 3])),
+        tree=tree,
+        logits=logits,
+        sampler=lambda output, *_, **__: output.next_token_logits.argmax(-1),
+        tp_group=SimpleNamespace(broadcast=lambda x: x),
+    )
+    for node in range(6):
+        path = [int(tree.tokens[0, n]) for n in range(1, 6) if tree.mask[0, node, n]]
+        plain = SimpleNamespace(origin_input_ids=[7], output_ids=[4, 2, *path])
+        expected = ThinkingBudget()(raw[0, node : node + 1].clone(), [{"thinking_budget": budget, "__req__": plain}])
+        assert int(chosen[0, node]) == int(expected.argmax()), f"node {node}, path {path}"
+    assert torch.equal(chosen[1], raw[1].argmax(-1)), "the other request has no processor"
+    assert reqs[0].output_ids == [4, 2]
