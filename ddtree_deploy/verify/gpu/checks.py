@@ -46,8 +46,8 @@ STOP_DEPTHS = 18  # the longest path of a step has 16 tokens
 
 @dataclass(frozen=True)
 class Size:
-    """How much is asked. ``accepted``: tokens per verify step of the engine with BUDGET nodes, as docs/acceptance.md
-    measures them, for these prompts and tokens."""
+    """How much is asked. ``accepted``: tokens per verify step with BUDGET nodes for these prompts and tokens, in
+    float32 on a CPU (docs/acceptance.md has the full size's; in bf16 there it was 4.40)."""
 
     prompts: int
     tokens: int
