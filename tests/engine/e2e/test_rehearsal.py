@@ -44,7 +44,9 @@ def check_log(server: Server, captured: bool = True) -> str:
 
 def test_captured_steps_that_run_ahead(scratch: Path, plain: PlainReference) -> None:
     """Batches below, at and beyond the captured sizes; requests come, end and are aborted while a step is running."""
-    with rehearsal(scratch, 15, "--cuda-graph-bs", "1", "2", "4", "--max-running-requests", "6") as server:
+    server = rehearsal(scratch, 15, "--cuda-graph-bs", "1", "2", "4", "--max-running-requests", "6")
+    server.env["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = "1"  # every slot is accounted for after every step
+    with server:
         check_row(server, plain, 15, (6,))
         check_mixed_batch(server, plain)
         # Requests of different lengths, so that the batch changes in every few steps.
