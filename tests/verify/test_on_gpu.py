@@ -123,8 +123,9 @@ def test_every_check_has_a_result_where_the_release_is_no_engine(
 SERVES = """
     import http.server, os, pathlib, subprocess, sys
     # a child as the scheduler is: it dies with its parent, in no other way
-    child = "import ctypes, time; ctypes.CDLL(None).prctl(1, 9, 0, 0, 0); time.sleep(600)"
-    worker = subprocess.Popen([sys.executable, "-c", child])
+    child = "import ctypes, time; ctypes.CDLL(None).prctl(1, 9, 0, 0, 0); print(flush=True); time.sleep(600)"
+    worker = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE)
+    worker.stdout.readline()  # before that nothing would end it
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self):
             self.rfile.read(int(self.headers["content-length"]))
