@@ -12,7 +12,6 @@ from sglang.srt.mem_cache.common import (
 )
 from sglang.srt.speculative.ddtree_utils import DDTree, build_verify_mask
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
-from sglang.srt.speculative.spec_utils import assign_req_to_token_pool_func
 from sglang.srt.utils.common import ceil_align
 
 if TYPE_CHECKING:
@@ -70,15 +69,12 @@ def reserve_tree_slots(batch: ScheduleBatch, num_slots: int, page_size: int) -> 
     if num_new == 0:
         return
 
-    bounds_cpu = torch.tensor([starts, ends], dtype=torch.int64)
-    if batch.device == "cpu":
-        bounds = bounds_cpu
-    else:
-        bounds = bounds_cpu.pin_memory().to(batch.device, non_blocking=True)
     req_to_token = batch.req_to_token_pool.req_to_token
     if page_size == 1:
         slots = alloc_token_slots(batch.tree_cache, num_new)
     else:
+        bounds_cpu = torch.tensor([starts, ends], dtype=torch.int64)
+        bounds = _to_device(bounds_cpu, batch.device)
         slots = alloc_paged_token_slots_extend(
             batch.tree_cache,
             bounds[0],
@@ -88,16 +84,25 @@ def reserve_tree_slots(batch: ScheduleBatch, num_slots: int, page_size: int) -> 
             get_last_loc(req_to_token, batch.req_pool_indices, bounds[0]),
             num_new,
         )
-    assign_req_to_token_pool_func(
-        batch.req_pool_indices,
-        req_to_token,
-        bounds[0],
-        bounds[1],
-        slots,
-        batch.batch_size(),
-    )
+    # `assign_req_to_token_pool` would be compiled anew for batch sizes and for how its
+    # arguments are aligned, hundreds of milliseconds each in the middle of serving.
+    width = req_to_token.shape[1]
+    cells = [
+        req.req_pool_idx * width + position
+        for req, start, end in zip(batch.reqs, starts, ends)
+        for position in range(start, end)
+    ]
+    cells = _to_device(torch.tensor(cells, dtype=torch.int64), batch.device)
+    req_to_token.view(-1)[cells] = slots.to(req_to_token.dtype)
     for req, end in zip(batch.reqs, ends):
         req.kv_allocated_len = end
+
+
+def _to_device(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    """Without waiting for the device."""
+    if device == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def ddtree_new_slots(reqs: List, num_slots: int, page_size: int) -> int:

@@ -121,6 +121,7 @@ class DDTreeWorker(DFlashWorker):
         self.prefill_runner: Optional[DDTreePrefillRunner] = None
         if self.device == "cuda" and not server_args.disable_cuda_graph:
             self._init_cuda_graphs()
+        self._compiled_prefill = False
         self._launched: Optional[LaunchedStep] = None
         self._pinned: List[torch.Tensor] = []
         if self.tp_rank == 0:
@@ -192,7 +193,7 @@ class DDTreeWorker(DFlashWorker):
             or batch.forward_mode.is_idle()
         ):
             self._forget_prefilled(batch)
-            if self.prefill_runner is not None and self.prefill_runner.can_run(batch):
+            if self._replays_prefill(batch):
                 return self._replay_prefill(batch)
             return super().forward_batch_generation(batch, **kwargs)
 
@@ -239,6 +240,17 @@ class DDTreeWorker(DFlashWorker):
             req in self._launched.reqs for req in getattr(batch, "reqs", None) or ()
         ):
             self._launched = None
+
+    def _replays_prefill(self, batch: Union[ScheduleBatch, ModelWorkerBatch]) -> bool:
+        """Whether a captured prefill serves the batch.
+
+        The first one after the start is eager: its kernels are compiled while the server
+        warms up, and not when the first long prompt comes.
+        """
+        if self.prefill_runner is None or not batch.forward_mode.is_extend():
+            return False
+        is_first, self._compiled_prefill = not self._compiled_prefill, True
+        return not is_first and self.prefill_runner.can_run(batch)
 
     def _replay_prefill(self, batch: ScheduleBatch) -> GenerationBatchResult:
         with torch.inference_mode():

@@ -27,7 +27,8 @@ class Pool:
 
 
 def make_batch(lens, pool):
-    reqs = [SimpleNamespace(kv_committed_len=n, kv_allocated_len=n) for n in lens]
+    rows = [2, 0, 1]
+    reqs = [SimpleNamespace(kv_committed_len=n, kv_allocated_len=n, req_pool_idx=row) for n, row in zip(lens, rows)]
     req_to_token = torch.zeros(len(lens) + 2, 64, dtype=torch.int32)
     tree_cache = SimpleNamespace(
         token_to_kv_pool_allocator=pool,
@@ -40,7 +41,7 @@ def make_batch(lens, pool):
         seq_lens_cpu=torch.tensor(lens),
         device="cpu",
         req_to_token_pool=SimpleNamespace(req_to_token=req_to_token),
-        req_pool_indices=torch.tensor([2, 0, 1][: len(lens)]),
+        req_pool_indices=torch.tensor(rows[: len(lens)]),
         tree_cache=tree_cache,
         batch_size=lambda: len(lens),
     )
