@@ -173,9 +173,12 @@ def test_mixed_batch_keeps_greedy_answers(servers, plain_outputs):
     in_order(ddtree)
 
 
+BOLD = ["--schedule-conservativeness", "0.01"]  # starts requests that will not find room for their answers
+
+
 @pytest.mark.parametrize(
     ("tokens", "arguments"),
-    [(2200, []), (2200, ["--chunked-prefill-size", "64"]), (60000, ["--chunked-prefill-size", "64"])],
+    [(2200, BOLD), (2200, [*BOLD, "--chunked-prefill-size", "64"]), (60000, ["--chunked-prefill-size", "64"])],
     ids=["retraction", "retraction-and-chunks", "chunks"],
 )
 def test_a_pool_under_pressure_and_prompts_in_chunks(servers, plain_outputs, tmp_path, tokens, arguments):
