@@ -80,6 +80,14 @@ class Host:
         start_service(folder, "test")
         return folder
 
+    def logs(self, text: str, name: str = "cpu") -> bool:
+        """Whether the log has ``text``, waited for: the engine's lines pass through the supervisor, which may be ready
+        before it has written them."""
+        deadline = time.monotonic() + 60
+        while text not in self.log(name) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return text in self.log(name)
+
     def until(self, what: str, condition: Callable[[ServiceState], bool], seconds: float = 60) -> ServiceState:
         """Wait for a state; the limit only ends a test that would hang."""
         deadline = time.monotonic() + seconds

@@ -129,8 +129,8 @@ def test_one_service_a_gpu(host: Host, cards: Cards) -> None:
     assert [(service["name"], service["gpu_uuid"]) for service in services] == [("gpu0", "GPU-a"), ("gpu1", "GPU-b")]
     assert len({service["port"] for service in services}) == 2
     assert len({port for name in ("gpu0", "gpu1") for port in _ports(host, name)}) == 4
-    assert "sees PCI_BUS_ID 0" in host.log("gpu0")
-    assert "sees PCI_BUS_ID 1" in host.log("gpu1")
+    assert host.logs("sees PCI_BUS_ID 0", "gpu0")
+    assert host.logs("sees PCI_BUS_ID 1", "gpu1")
     with pytest.raises(InputError) as caught:
         host.launch(gpus=[2])
     assert caught.value.id == "gpu-missing"
