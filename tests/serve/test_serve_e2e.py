@@ -119,9 +119,9 @@ def test_what_the_engine_refuses(host: Host) -> None:
     assert caught.value.id == "engine-refused"
     assert "unrecognized arguments: --no-such-option" in caught.value.message
     with pytest.raises(InputError) as caught:
-        host.launch(**given(extra=["--page-size", "16"]))
+        host.launch(**given(extra=["--kv-cache-dtype", "fp8_e5m2"]))
     assert caught.value.id == "engine-refused"
-    assert caught.value.message.startswith("cpu: ValueError: DDTREE")
+    assert caught.value.message.startswith("cpu: ValueError: DDTREE does not support --kv-cache-dtype fp8_e5m2")
     assert running(host.state()) == []
 
 
