@@ -102,11 +102,15 @@ def _read(site: Path, info: Path) -> Optional[Distribution]:
     return Distribution(package, info, digest.hexdigest(), top_level)
 
 
+def _recorded(record: bytes) -> Iterator[bytes]:
+    """The paths in a RECORD."""
+    return (match.group(1) or match.group(2) for match in _RECORDED.finditer(record))
+
+
 def _gone(site: Path, record: bytes) -> List[bytes]:
     """The files that a RECORD names and that are not there. Byte code may come and go."""
     folder = os.fsencode(site) + b"/"
-    names = (match.group(1) or match.group(2) for match in _RECORDED.finditer(record))
-    return [name for name in names if not name.endswith(b".pyc") and not os.path.lexists(folder + name)]
+    return [name for name in _recorded(record) if not name.endswith(b".pyc") and not os.path.lexists(folder + name)]
 
 
 def _of_bare(site: Path, bare: Bare) -> Distribution:
@@ -134,8 +138,7 @@ def _claims(site: Path, distribution: Distribution) -> Set[str]:
     if not distribution.package.record:
         return {*import_entries(distribution.package.name, str(site)), *distribution.top_level} - {NVIDIA}
     record = read_bytes(distribution.info / "RECORD") or b""
-    names = (match.group(1) or match.group(2) for match in _RECORDED.finditer(record))
-    return {claim(name.decode("utf-8", "surrogateescape")) for name in names}
+    return {claim(name.decode("utf-8", "surrogateescape")) for name in _recorded(record)}
 
 
 def _read_egg_link(path: Path) -> Optional[Distribution]:
