@@ -1,9 +1,9 @@
 """What the service tests share: settings from the environment, servers, and plain decoding as the judge.
 
-DDTREE_GPU_BUDGET, DDTREE_GPU_BACKEND and DDTREE_GPU_PAGE_SIZE choose what runs. DDTREE_GPU_COUNTS is how many
-prompts, draws and random requests (200,2000,1000). DDTREE_GPU_RUNNING=port,log,port,log takes a DDTREE and a plain
-server that somebody else started. DDTREE_GPU_DEVICE=cpu rehearses everything with CPU servers in float32; give it few
-counts.
+DDTREE_GPU_BUDGET, DDTREE_GPU_BACKEND and DDTREE_GPU_PAGE_SIZE choose what runs; DDTREE_GPU_ARGUMENTS (``--tp 2``) adds
+to the arguments of the DDTREE servers. DDTREE_GPU_COUNTS is how many prompts, draws and random requests
+(200,2000,1000). DDTREE_GPU_RUNNING=port,log,port,log takes a DDTREE and a plain server that somebody else started.
+DDTREE_GPU_DEVICE=cpu rehearses everything with CPU servers in float32; give it few counts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,15 +42,16 @@ DEVICE = (
 )
 DDTREE = [
     "--speculative-algorithm", "DDTREE", "--speculative-draft-model-path", f"{PAIR}/draft",
-    "--speculative-ddtree-budget", BUDGET,
+    "--speculative-ddtree-budget", BUDGET, *shlex.split(os.environ.get("DDTREE_GPU_ARGUMENTS", "")),
 ]  # fmt: skip
 
 
-def start(folder: Path, name: str, *arguments: str, tokens: int = 60000) -> Server:
-    """A server whose KV pool holds ``tokens``; call its ``wait`` and ``stop``."""
+def start(folder: Path, name: str, *arguments: str, tokens: int = 60000, without: Sequence[str] = ()) -> Server:
+    """A server whose KV pool holds ``tokens``, ``without`` some of the common flags; call its ``wait`` and ``stop``."""
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", f"{PAIR}/target", "--port", str(port)]
-    command += [*COMMON, *DEVICE, "--max-total-tokens", str(tokens), *arguments]
+    command += [flag for flag in [*COMMON, *DEVICE] if flag not in without]
+    command += ["--max-total-tokens", str(tokens), *arguments]
     environment = {**os.environ, "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1"}
     return Server(command, port, folder / f"{name}.log", environment)
 

@@ -213,3 +213,40 @@ def test_many_requests_with_aborts_leave_nothing_behind(servers, plain_outputs):
     got = [list(ddtree.generate(inputs[0])["output_ids"])]
     assert max(gaps(plain, inputs[:1], got, plain_outputs[:1]), default=0) <= BOUND
     in_order(ddtree)
+
+
+def test_edges_of_what_is_captured_and_of_the_context(servers, tmp_path):
+    """Prompts about as long as the longest captured prefill, more requests than a captured batch has, answers that the
+    context's end cuts, pages of 64; and a start without the option that keeps piecewise graphs away."""
+    _, plain = servers
+    context = 640
+    arguments = ["--context-length", str(context), "--page-size", "64"]
+    arguments += [] if service.ON_CPU else ["--cuda-graph-max-bs", "4", "--disable-radix-cache"]
+    server = service.start(tmp_path, "edges", *service.DDTREE, *arguments, without=["--disable-piecewise-cuda-graph"])
+    material = [token for ids in prompts(24) for token in ids]
+    inputs = [material[start : start + length] for start, length in enumerate([254, 255, 256, 257, 258, 511, 513] * 2)]
+    inputs += [material[start : start + context - left] for start, left in enumerate([180, 100, 64, 40, 20, 8])]
+
+    def wanted(ids):
+        return min(160, context - len(ids))
+
+    try:
+        server.wait()
+        expected = outputs(plain.generate_all(inputs, 8))
+        for concurrency in (1, 3, 12):
+            with ThreadPoolExecutor(concurrency) as pool:
+                answers = list(pool.map(lambda ids: server.generate(ids, max_new_tokens=wanted(ids)), inputs))
+            got = outputs(answers)
+            assert {answer["meta_info"]["finish_reason"]["type"] for answer in answers} == {"length"}
+            for ids, output in zip(inputs, got):
+                assert wanted(ids) - 6 <= len(output) <= wanted(ids)
+            cut = [full[: len(output)] for full, output in zip(expected, got)]
+            found = gaps(plain, inputs, got, cut)
+            print(
+                f"\nconcurrency {concurrency}: {len(inputs) - len(found)} of {len(inputs)} identical; "
+                f"{[len(output) for output in got[-6:]]} tokens before the end of a context of {context}"
+            )
+            assert max(found, default=0) <= BOUND
+            in_order(server)
+    finally:
+        server.stop()
