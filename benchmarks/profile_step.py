@@ -32,7 +32,7 @@ KINDS = (
     ),
     (
         "tree, top-k, walk, commit",
-        r"_build_tree|_walk_tree|copy_all_layer_kv|[tT]op_?[kK]|radix|[sS]ort|bitonic|logsumexp|log_softmax|arg_?max|ArgMax",
+        r"_build_tree|_walk_tree|_move_path|[tT]op_?[kK]|radix|[sS]ort|bitonic|logsumexp|log_softmax|arg_?max|ArgMax",
     ),
     (
         "matrix products",

@@ -59,7 +59,7 @@ def test_a_trace_of_a_cpu_counts_outermost_operators():
         ("void at::native::mbtopk::radixFindKthValues<float, ...>", "tree, top-k, walk, commit"),
         ("void at::native::sbtopk::gatherTopK<float, unsigned int, 2, false>", "tree, top-k, walk, commit"),
         ("void at::native::reduce_kernel<512, 1, ReduceOp<float, ArgMaxOps<float>> >", "tree, top-k, walk, commit"),
-        ("copy_all_layer_kv_cache_tiled", "tree, top-k, walk, commit"),
+        ("_move_path_kernel", "tree, top-k, walk, commit"),
         ("void activation::act_and_mul_kernel<__nv_bfloat16, silu>", "norms, rope, activations, KV"),
     ],
 )  # fmt: skip

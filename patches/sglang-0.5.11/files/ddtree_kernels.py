@@ -1,7 +1,8 @@
-"""Triton versions of `build_ddtree` and `walk_ddtree`: one launch instead of dozens.
+"""Triton versions of `build_ddtree` and `walk_ddtree`, and the move of a path's KV: one
+launch instead of dozens.
 
-Each program handles one request. The results are those of the torch versions, ties
-included, because scores are sorted together with their index.
+Trees are built and walked by one program each. The results are those of the torch
+versions, ties included, because scores are sorted together with their index.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def build_ddtree_triton(
     _build_tree_kernel[(bs,)](
         log_probs.contiguous(),
         token_ids.contiguous(),
-        root_tokens,
+        root_tokens.contiguous(),  # a column of the last step's result
         pair_parent,
         pair_rank,
         empty(slots, dtype=torch.float32),
@@ -248,7 +249,7 @@ def walk_ddtree_triton(
         tree.parents,
         tree.depths,
         tree.scores,
-        target_tokens,
+        target_tokens.contiguous(),
         reached,
         path,
         commit_lens,
@@ -260,3 +261,61 @@ def walk_ddtree_triton(
         num_warps=4,
     )
     return path, commit_lens, tokens
+
+
+@triton.jit
+def _move_path_kernel(
+    data_ptrs_ptr,  # [num_buffers] address of each layer's K and V
+    slot_bytes_ptr,  # [num_buffers] int64
+    source_ptr,  # [bs, P] int64
+    target_ptr,  # [bs, P] int64
+    P: tl.constexpr,
+    PATH: tl.constexpr,  # power of two >= P
+    WORDS: tl.constexpr,  # of 8 bytes, of a slot, that a program moves
+):
+    """Grid: (num_buffers, bs, parts of a slot)."""
+    buffer = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64) * P
+    slot_words = tl.load(slot_bytes_ptr + buffer) // 8
+    data = tl.cast(tl.load(data_ptrs_ptr + buffer), tl.pointer_type(tl.int64))
+    step = tl.arange(0, PATH)
+    source = tl.load(source_ptr + row + step, mask=step < P, other=0)
+    target = tl.load(target_ptr + row + step, mask=step < P, other=0)
+    word = tl.program_id(2) * WORDS + tl.arange(0, WORDS)
+    moves = (source != target)[:, None] & (word < slot_words)[None, :]
+    kv = tl.load(data + source[:, None] * slot_words + word[None, :], mask=moves)
+    # A slot may be both source and target: other warps must have read it before.
+    tl.debug_barrier()
+    tl.store(data + target[:, None] * slot_words + word[None, :], kv, mask=moves)
+
+
+def move_path_kv_triton(
+    data_ptrs: torch.Tensor,
+    slot_bytes: torch.Tensor,
+    max_slot_bytes: int,
+    source: torch.Tensor,
+    target: torch.Tensor,
+) -> None:
+    """Move the KV of each request's path to other slots of the same request, in place.
+
+    `MHATokenToKVPool.move_kv_cache` moves all requests' slots in one program for each part
+    of a slot, and its time grows with their number; only those of one request can overlap.
+
+    Args:
+        data_ptrs, slot_bytes: [num_buffers] of the pool; slots are multiples of 8 bytes.
+        max_slot_bytes: the largest of `slot_bytes`.
+        source, target: [bs, P] int64 slots.
+    """
+    bs, path_len = source.shape
+    words = min(128, next_power_of_2(max_slot_bytes // 8))
+    grid = (data_ptrs.shape[0], bs, triton.cdiv(max_slot_bytes // 8, words))
+    _move_path_kernel[grid](
+        data_ptrs,
+        slot_bytes,
+        source.contiguous(),
+        target.contiguous(),
+        P=path_len,
+        PATH=next_power_of_2(path_len),
+        WORDS=words,
+        num_warps=4,
+    )

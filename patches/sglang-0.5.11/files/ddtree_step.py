@@ -104,13 +104,17 @@ class DDTreeStep:
         self.target_attn_backend, self.draft_attn_backend = attn_backends
         self.fused_kv_helper = fused_kv_helper
         self.build_tree, self.walk_tree = build_ddtree, walk_ddtree
+        self.move_path_kv = None
         if self.device == "cuda":
             from sglang.srt.speculative.ddtree_kernels import (
                 build_ddtree_triton,
+                move_path_kv_triton,
                 walk_ddtree_triton,
             )
 
             self.build_tree, self.walk_tree = build_ddtree_triton, walk_ddtree_triton
+            self.move_path_kv = move_path_kv_triton
+            self.max_slot_bytes = max(target_runner.token_to_kv_pool.data_strides.tolist())
         self.embed = target_runner.model.get_input_embeddings()
         self.lm_head = getattr(target_runner.model, "lm_head", None)
         if not hasattr(self.lm_head, "weight") or not hasattr(
@@ -316,10 +320,12 @@ class DDTreeStep:
     def _move_target_kv(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Move KV from `source` [bs, P] slots to `target` [bs, P] slots in all layers."""
         pool = self.target_runner.token_to_kv_pool
-        source, target = source.flatten(), target.flatten()
-        if self.device != "cpu":
-            pool.move_kv_cache(target, source)
+        if self.move_path_kv is not None:
+            self.move_path_kv(
+                pool.data_ptrs, pool.data_strides, self.max_slot_bytes, source, target
+            )
             return
+        source, target = source.flatten(), target.flatten()
         for k_buffer, v_buffer in zip(pool.k_buffer, pool.v_buffer):
             k_buffer[target] = k_buffer[source]
             v_buffer[target] = v_buffer[source]

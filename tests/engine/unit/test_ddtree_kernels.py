@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from sglang.srt.mem_cache import memory_pool
 from sglang.srt.speculative import ddtree_attention, ddtree_kernels
 from sglang.srt.speculative import ddtree_utils as utils
 
@@ -22,7 +21,7 @@ def test_build_and_walk(kind, num_depths, vocab, budget):
     args = {
         "log_probs": log_probs.view(shape),
         "token_ids": token_ids.view(shape),
-        "root_tokens": torch.tensor([5, 0]),
+        "root_tokens": torch.tensor([[9, 5], [9, 0]])[:, 1],  # a column, as between steps that are not captured
         "budget": budget,
     }
     expected, got = utils.build_ddtree(**args), ddtree_kernels.build_ddtree_triton(**args)
@@ -101,20 +100,16 @@ def test_poisoned_sibling_does_not_move_the_other_branch(num_splits):
 
 
 def test_kv_of_the_path_moves_to_the_front_in_place():
-    """The pool's kernel, where a slot is both source and target. That no warp overtakes another only a GPU shows."""
-    path = torch.tensor([0, 2, 3, 6, 7])
-    layers = [torch.randn(20, 2, 16) for _ in range(4)]
-    slots = torch.randperm(19)[:8] + 1
+    """Where slots are both source and target, stay where they are, or differ in size. That no warp overtakes another
+    only a GPU shows."""
+    path = torch.tensor([[0, 2, 3, 6, 7], [0, 1, 2, 3, 4], [0, 5, 6, 3, 4]])
+    layers = [torch.randn(40, 2, 16) for _ in range(3)] + [torch.randn(40, 2, 6) for _ in range(2)]
+    slots = (torch.randperm(39)[:24] + 1).view(3, 8)
+    source, target = slots.gather(1, path), slots[:, :5]
     expected = [layer.clone() for layer in layers]
     for layer in expected:
-        layer[slots[:5]] = layer[slots[path]]
-    memory_pool.copy_all_layer_kv_cache_tiled[(4, 1)](
-        torch.tensor([layer.data_ptr() for layer in layers], dtype=torch.uint64),
-        torch.full((4,), 2 * 16 * 4),
-        slots[:5],
-        slots[path],
-        5,
-        8,
-        BYTES_PER_TILE=128,
-    )
+        layer[target.flatten()] = layer[source.flatten()]
+    sizes = [layer[0].nbytes for layer in layers]
+    addresses = torch.tensor([layer.data_ptr() for layer in layers], dtype=torch.uint64)
+    ddtree_kernels.move_path_kv_triton(addresses, torch.tensor(sizes), max(sizes), source, target)
     assert all(torch.equal(a, b) for a, b in zip(layers, expected))
