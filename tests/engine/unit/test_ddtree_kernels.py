@@ -79,6 +79,15 @@ def test_tree_attention(num_splits, masked):
 
 
 @pytest.mark.parametrize("num_splits", [1, 3])
+def test_splits_of_a_prefix_fill_the_cores():
+    for cores in (1, 46, 132):
+        for programs in (1, 2, 5, 16, 64, 200, 1000):
+            splits = ddtree_attention.tree_attention_num_splits(programs, cores)
+            assert splits.bit_count() == 1, "few kernels"
+            assert splits == 1 or programs * splits <= 4 * cores
+            assert splits >= 8 or programs * splits * 2 > min(4 * cores, 512), (programs, cores, splits)
+
+
 def test_poisoned_sibling_does_not_move_the_other_branch(num_splits):
     """Nor does what the cache holds beyond the prefix, where rejected nodes left theirs."""
     torch.manual_seed(0)
