@@ -79,15 +79,6 @@ def test_tree_attention(num_splits, masked):
 
 
 @pytest.mark.parametrize("num_splits", [1, 3])
-def test_splits_of_a_prefix_fill_the_cores():
-    for cores in (1, 46, 132):
-        for programs in (1, 2, 5, 16, 64, 200, 1000):
-            splits = ddtree_attention.tree_attention_num_splits(programs, cores)
-            assert splits.bit_count() == 1, "few kernels"
-            assert splits == 1 or programs * splits <= 4 * cores
-            assert splits >= 8 or programs * splits * 2 > min(4 * cores, 512), (programs, cores, splits)
-
-
 def test_poisoned_sibling_does_not_move_the_other_branch(num_splits):
     """Nor does what the cache holds beyond the prefix, where rejected nodes left theirs."""
     torch.manual_seed(0)
@@ -122,3 +113,12 @@ def test_kv_of_the_path_moves_to_the_front_in_place():
     addresses = torch.tensor([layer.data_ptr() for layer in layers], dtype=torch.uint64)
     ddtree_kernels.move_path_kv_triton(addresses, torch.tensor(sizes), max(sizes), source, target)
     assert all(torch.equal(a, b) for a, b in zip(layers, expected))
+
+
+def test_splits_of_a_prefix_fill_the_cores():
+    for cores in (1, 46, 132):
+        for programs in (1, 2, 5, 16, 64, 200, 1000):
+            splits = ddtree_attention.tree_attention_num_splits(programs, cores)
+            assert splits.bit_count() == 1, "few kernels"
+            assert splits == 1 or programs * splits <= 4 * cores
+            assert splits >= 8 or programs * splits * 2 > min(4 * cores, 512), (programs, cores, splits)
