@@ -41,5 +41,5 @@ def cpu(tmp_path: Path) -> tuple[Path, Program]:
     """A base venv without packages, and the CPU profile on it; never provisioned."""
     base = make_plain_venv(tmp_path / "base")
     inventory = tmp_path / "hosts.yaml"
-    inventory.write_text("hosts:\n" + host_entry("box", tmp_path / "root", base, "37030-37039"), "utf-8")
+    inventory.write_text("hosts:\n" + host_entry("box", tmp_path / "root", base, "18030-18039"), "utf-8")
     return base, Program(inventory)

@@ -32,7 +32,7 @@ hosts:
     model: {pair}/target
     draft: {pair}/draft
     budget: 31
-    ports: 37020-37029
+    ports: 18020-18029
     launch_timeout: 60
 """
 

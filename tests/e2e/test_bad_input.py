@@ -70,9 +70,9 @@ class TestLaunch:
             assert "hosts.yaml:10:13" in ran.err, ran.said
 
     def test_ports_that_are_used_up(self, released: Small) -> None:
-        with socket.create_server(("127.0.0.1", 37020)), socket.create_server(("0.0.0.0", 37021)):
-            program = released.program(("37020-37029", "37020-37022"))
-            refused(program, "launch", "box", code=3, id="ports-exhausted", says=("37020-37022", "wider"))
+        with socket.create_server(("127.0.0.1", 18020)), socket.create_server(("0.0.0.0", 18021)):
+            program = released.program(("18020-18029", "18020-18022"))
+            refused(program, "launch", "box", code=3, id="ports-exhausted", says=("18020-18022", "wider"))
 
     def test_without_a_release(self, small: Small) -> None:
         for words in (("launch", "box"), ("verify", "box")):

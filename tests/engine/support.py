@@ -15,6 +15,8 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from shared import worker_number
+
 PROJECT = Path(__file__).resolve().parents[2]
 PACKAGES = (
     "pytest",
@@ -66,8 +68,10 @@ def cpu_env(scratch: Path) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A free port. The engine also wants port + 10000, so the usual ephemeral range is too high."""
-    for port in random.sample(range(20000, 50000), 100):
+    """A free port, of this worker's own. The engine also wants port + 233 and port + 10000, which must be below those
+    that the system gives to connections."""
+    first = 11000 + worker_number() % 2 * 3000
+    for port in random.sample(range(first, first + 2000), 100):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             return port

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import random
 import shutil
 import signal
 import socket
@@ -14,6 +15,8 @@ import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from shared import worker_number
 
 from ddtree_deploy.transport import ConnectionSettings
 
@@ -26,10 +29,13 @@ def find_sshd() -> str | None:
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """A port on which nothing listens now."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
+    """A port on which nothing listens now, nor soon: other workers have others, connections are given higher ones."""
+    first = 2500 + worker_number() % 2 * 4000
+    for port in random.sample(range(first, first + 4000), 100):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind((address, port))
+            return port
+    raise OSError("no free port")
 
 
 def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:

@@ -18,7 +18,7 @@ from ddtree_deploy.serve.ports import allocate
 from ddtree_deploy.serve.spec import ServiceFolder, ServiceSpec
 from ddtree_deploy.serve.state import ServiceState, read_state
 
-_FIRST = 35000 + os.getpid() % 5 * 20  # two runs at a time do not take each other's ports
+_FIRST = 18100 + os.getpid() % 5 * 20  # two runs at a time do not take each other's ports
 PORTS = [_FIRST, _FIRST + 19]
 
 
