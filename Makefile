@@ -29,7 +29,7 @@ fast: $(VENV)/.ready
 	$(BIN)/python -m pytest -q -n 2 -m "not e2e" tests
 
 e2e: $(VENV)/.ready
-	$(BIN)/python -m pytest -q -m "e2e and not gpu and not slow" tests
+	$(BIN)/python -m pytest -q -n 2 --dist loadscope -m "e2e and not gpu and not slow" tests
 
 test: lint fast e2e
 

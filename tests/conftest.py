@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["e2e.fixtures"]
+pytest_plugins = ["e2e.fixtures", "e2e.units"]
 
 # A shell's `&` starts programs that ignore SIGINT, and theirs do too: no test of Ctrl-C could pass.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 from e2e.base_venv import UV, make_base_venv
 from e2e.program import PROJECT, Program, Ran, end, kill_with_agent, mentioning, wait_until
 from e2e.snapshot import Entry, snapshot
+from shared import is_made, made_once
 
 PAIR = PROJECT / "pairs" / "nano"
 ENGINE = "DDTREE_ENGINE_PYTHON"
@@ -48,6 +48,7 @@ class LocalRelease:
     interrupted: Ran  # a provision that was killed while uv worked
     after_kill: list[Path]  # what it left under the root
     provisioned: Ran  # provision --json
+    engine: Path  # a copy of the release, for tests of the engine while others do with the release what they like
 
     @property
     def id(self) -> str:
@@ -72,17 +73,25 @@ def host_entry(name: str, root: Path, base: Path, ports: str, connection: str = 
 
 
 @pytest.fixture(scope="session")
-def workdir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder on the file system of uv's cache, so that releases of 8 GB are hard links. Nothing outlives it."""
-    cache = Path(subprocess.run([UV, "cache", "dir"], check=True, capture_output=True, text=True).stdout.strip())
-    cache.mkdir(parents=True, exist_ok=True)
-    folder = tmp_path_factory.mktemp("e2e")
-    if folder.stat().st_dev != cache.stat().st_dev:
-        folder = Path(tempfile.mkdtemp(prefix="ddtree-e2e-", dir=cache.parent))
-    folder.chmod(0o755)
-    try:
-        yield folder
-    finally:
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all workers on the file system of uv's cache, so that releases of 8 GB are hard links."""
+
+    def make() -> Path:
+        cache = Path(subprocess.run([UV, "cache", "dir"], check=True, capture_output=True, text=True).stdout.strip())
+        cache.mkdir(parents=True, exist_ok=True)
+        folder = tmp_path_factory.mktemp("e2e")
+        if folder.stat().st_dev != cache.stat().st_dev:
+            folder = Path(tempfile.mkdtemp(prefix="ddtree-e2e-", dir=cache.parent))
+        folder.chmod(0o755)
+        return folder
+
+    return made_once("workdir", make)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Neither that folder nor a process that was started from it outlives the session."""
+    if not hasattr(config, "workerinput") and is_made("workdir"):
+        folder: Path = made_once("workdir", Path)
         for pid in mentioning(str(folder)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -92,18 +101,33 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def local_release(workdir: Path) -> LocalRelease:
     """The CPU profile on this machine: planned, killed while uv works, and provisioned."""
-    folder = workdir / "local"
+    return made_once("release", lambda: _make_release(workdir / "local"))
+
+
+def _make_release(folder: Path) -> LocalRelease:
     folder.mkdir()
     root, base = folder / "root", make_base_venv(folder / "base", folder / "outer")
     inventory = folder / "hosts.yaml"
-    inventory.write_text("hosts:\n" + host_entry("box", root, base, "37000-37009"), "utf-8")
+    inventory.write_text("hosts:\n" + host_entry("box", root, base, "18000-18009"), "utf-8")
     program = Program(inventory)
     before = snapshot(base)
     planned = program.run("plan", "box", "--json")
     interrupted = _killed_while_uv_works(program, root)
     left = sorted(root.rglob("*.partial"))
     provisioned = program.run("provision", "box", "--json", timeout=1500, code=0)
-    return LocalRelease(program, folder, root, base, before, planned, interrupted, left, provisioned)
+    engine = folder / "engine"
+    _copy((root / "current").resolve(), engine)
+    return LocalRelease(program, folder, root, base, before, planned, interrupted, left, provisioned, engine)
+
+
+def _copy(release: Path, to: Path) -> None:
+    """Of hard links where the release has some itself, so that no link count says what it would not say otherwise."""
+    shutil.copytree(
+        release,
+        to,
+        symlinks=True,
+        copy_function=lambda old, new: (os.link if Path(old).stat().st_nlink > 1 else shutil.copy2)(old, new),
+    )
 
 
 @pytest.fixture(scope="session")
@@ -113,7 +137,7 @@ def engine_release(request: pytest.FixtureRequest) -> str:
         if reason := supported():
             pytest.skip(reason)
         release: LocalRelease = request.getfixturevalue("local_release")
-        os.environ[ENGINE] = str(release.python)
+        os.environ[ENGINE] = str(release.engine / "bin" / "python")
     return os.environ[ENGINE]
 
 

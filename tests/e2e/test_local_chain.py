@@ -185,8 +185,8 @@ class TestSurvey:
         folder = local_release.folder
         plain = make_plain_venv(folder / "plain", "sglang==0.5.11")
         inventory = folder / "survey.yaml"
-        entries = host_entry("none", folder / "none", local_release.base, "37000-37009")
-        entries += host_entry("before", folder / "none", plain, "37000-37009")
+        entries = host_entry("none", folder / "none", local_release.base, "18000-18009")
+        entries += host_entry("before", folder / "none", plain, "18000-18009")
         inventory.write_text("hosts:\n" + entries, "utf-8")
         none = Program(inventory).run("survey", "none", code=3)
         assert "sglang" in none.err and "hint:" in none.err
@@ -210,7 +210,7 @@ class TestServe:
             launched = program.run("launch", "box", "--budget", "31", "--json", timeout=400, code=0)
             (service,) = launched.host["services"]
             assert (service["state"], service["budget"], service["changed"]) == ("ready", "31", True)
-            assert 37000 <= service["port"] <= 37009
+            assert 18000 <= service["port"] <= 18009
             assert service["probe"]["ok"]
             answer = generate(service["port"], 128)
             assert answer["meta_info"]["completion_tokens"] == 128
@@ -275,7 +275,7 @@ def second(local_release: LocalRelease) -> Program:
     """The same host with another base venv: another release."""
     base = make_plain_venv(local_release.folder / "base2", "packaging==23.2", "cowsay==6.1")
     inventory = local_release.folder / "second.yaml"
-    inventory.write_text("hosts:\n" + host_entry("box", local_release.root, base, "37000-37009"), "utf-8")
+    inventory.write_text("hosts:\n" + host_entry("box", local_release.root, base, "18000-18009"), "utf-8")
     return Program(inventory)
 
 

@@ -17,21 +17,21 @@ from hosts.sshd import SilentPort, Sshd, free_port, make_key
 
 pytestmark = pytest.mark.hosts
 
-PORTS = "37010-37019"
+PORTS = "18010-18019"
 # Seconds. What is refused must come back long before this; what hangs, not long after.
 TIMEOUT = 5
 PATIENCE = TIMEOUT + 15
 
 
 @pytest.fixture(scope="module")
-def server(workdir: Path) -> Iterator[Sshd]:
-    with Sshd(workdir / "sshd") as server:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    with Sshd(tmp_path_factory.mktemp("ssh") / "server") as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def gate(workdir: Path, server: Sshd) -> Iterator[Sshd]:
-    with Sshd(workdir / "gate", identity=server.identity) as gate:
+def gate(tmp_path_factory: pytest.TempPathFactory, server: Sshd) -> Iterator[Sshd]:
+    with Sshd(tmp_path_factory.mktemp("ssh") / "gate", identity=server.identity) as gate:
         yield gate
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from engine.reference import PlainReference, ddtree_args
 from engine.support import Server
+from shared import made_once
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,9 +27,13 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def plain(scratch: Path) -> PlainReference:
-    """What plain decoding answers, asked once and then shut down: one server at a time."""
-    with Server(scratch) as server:
-        return PlainReference(server)
+    """What plain decoding answers, asked once, of a server that then ends."""
+
+    def ask() -> PlainReference:
+        with Server(scratch) as server:
+            return PlainReference(server)
+
+    return made_once("plain", ask)
 
 
 @pytest.fixture(scope="class")
