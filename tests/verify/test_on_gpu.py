@@ -132,6 +132,7 @@ SERVES = """
             self.send_response(200)
             self.end_headers()
             self.wfile.write(b"{}")
+    http.server.ThreadingHTTPServer.request_queue_size = 64  # a refused connection is tried again a second later
     server = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler)
     pathlib.Path(PIDS).open("a").write(f"{os.getpid()} {worker.pid}\\n")
     server.serve_forever()
