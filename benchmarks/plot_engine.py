@@ -84,30 +84,18 @@ def sweep(data: Data, folder: Path) -> bool:
     return True
 
 
-def budgets(data: Data, folder: Path) -> bool:
-    """Decode rate by budget, computed: tokens per step at each budget over the measured step cost."""
-    table = next((s["step_ms"] for s in data.get("tokens", {}).get("servers", {}).values() if "step_ms" in s), None)
-    rows = data.get("acceptance", {}).get("rows", {}).get("float32", {})
-    accept = {0: 1.0, **{int(b): row["tokens_per_step"] for b, row in rows.items() if "tokens_per_step" in row}}
-    if not table or len(accept) < 2:
-        return False
-    figure, axes = plt.subplots(figsize=(7, 4))
-    for bs in (1, 4, 16, 32):
-        sizes = sorted(b for b in accept if f"{bs},{b}" in table)
-        axes.plot(sizes, [1000 * bs * accept[b] / table[f"{bs},{b}"][0] for b in sizes], "o-", label=f"{bs} running")
-    axes.set(xlabel="budget (0 = plain)", ylabel="tokens/s while decoding", yscale="log", title="context 256")
-    axes.set_xscale("symlog", linthresh=7)
-    axes.set_xticks([0, 7, 15, 31, 63], ["0", "7", "15", "31", "63"])
-    axes.grid(alpha=0.3, which="both")
-    axes.legend()
-    figure.savefig(folder / "budgets.svg", bbox_inches="tight", metadata=NO_DATE)
-    return True
+def step_ms(server: Data, cell: str, profile: Data) -> float:
+    """Milliseconds of a step by the throughput at the profile's concurrency (T = 0), without the profiler, which slows
+    hosts that launch much; prefill and the client are in it. Where that was not measured, the profiler's."""
+    found = server["cells"].get(f"T=0 {cell}")
+    concurrency = int(cell.removeprefix("c="))
+    return 1000 * concurrency * found["tokens_per_step"] / found["tokens_per_s"] if found else profile["step_ms"]
 
 
 def step_time(data: Data, folder: Path) -> bool:
     rows = {
-        f"{name}, {cell}": profile
-        for stage in ("tokens", "sweep")
+        f"{name}, {cell}": {**profile, "step_ms": step_ms(server, cell, profile)}
+        for stage in ("tokens", "tokens_before")
         for name, server in data.get(stage, {}).get("servers", {}).items()
         for cell, profile in server.get("profile", {}).items()
         if "parts_ms" in profile
@@ -119,7 +107,8 @@ def step_time(data: Data, folder: Path) -> bool:
     for y, row in enumerate(rows.values()):
         left = 0.0
         # Streams overlap now and then: parts may be a little more than the busy time.
-        parts = {**{kind: row["parts_ms"].get(kind, 0) for kind in kinds}, "device idle": row["idle_ms"]}
+        parts = {kind: row["parts_ms"].get(kind, 0) for kind in kinds}
+        parts["device idle, prefill, client"] = max(0.0, row["step_ms"] - sum(parts.values()))
         for i, (part, ms) in enumerate(parts.items()):
             axes.barh(y, ms, left=left, color=f"C{i}", label=part if y == 0 else None)
             left += ms
@@ -133,7 +122,7 @@ def step_time(data: Data, folder: Path) -> bool:
     return True
 
 
-PLOTS: tuple[Callable[[Data, Path], bool], ...] = (throughput, sweep, budgets, step_time)
+PLOTS: tuple[Callable[[Data, Path], bool], ...] = (throughput, sweep, step_time)
 
 
 def main() -> None:

@@ -75,7 +75,7 @@ STAGES: dict[str, Stage] = {
     ),
     "tree_ops": Stage(
         "top-k, tree, mask, walk and commit as one number",
-        1.2,
+        0.8,
         "tree_ops.py",
         ["--batch", "1,16", "--budget", "15,63"],
         ["--batch", "1,4", "--budget", "15,63"],
@@ -101,7 +101,7 @@ STAGES: dict[str, Stage] = {
     ),
     "sweep": Stage(
         "tokens/s by fixed budget",
-        4.5,
+        3.5,
         "engine_bench.py",
         [
             *servers(**{f"ddtree_{budget}": f"{DDTREE} {budget}" for budget in (7, 15, 31, 63, 127)}),
@@ -114,7 +114,7 @@ STAGES: dict[str, Stage] = {
     ),
     "acceptance": Stage(
         "tokens per verify step at each budget beside the authors' rows, float32 and bfloat16",
-        3.5,
+        1.8,
         "acceptance.py",
         [],
         ["--budgets", "15", "--count", "4", "--at-once", "1"],
@@ -122,7 +122,7 @@ STAGES: dict[str, Stage] = {
     ),
     "memory": Stage(
         "GPU memory beyond DFLASH's at budget 63 with a context of 131072",
-        3.5,
+        4.0,
         "memory.py",
         [],
         ["--context", "9000"],
