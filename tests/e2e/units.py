@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 # A unit's name, or None where every test is one, and how the ids of its tests begin; of all others, the file is one.
+# The first worker makes the release; the other begins with what needs none.
 UNITS = (
     ("chain", "e2e/test_local_chain.py"),
     ("chain", "e2e/test_ssh_chain.py::TestChain"),
     ("input", "e2e/test_bad_input.py"),
     ("hosts", "e2e/test_bad_hosts.py"),
-    (None, "demo/test_demo.py"),
     ("checks", "verify/test_gpu_checks_e2e.py"),
+    (None, "demo/test_demo.py"),  # when there is a release, so that two do not fetch the same packages at once
     ("requests", "engine/e2e/test_requests.py"),
     ("serve", "serve/test_serve_e2e.py"),
     (None, "engine/e2e/test_acceptance.py"),
