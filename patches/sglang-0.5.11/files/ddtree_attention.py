@@ -9,7 +9,7 @@ for any lengths.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, NamedTuple, Optional
 
 import torch
 import triton
@@ -29,6 +29,24 @@ _PROGRAMS_PER_CORE = 4
 # More splits than this pay only where a core would be left without a program.
 _USUAL_SPLITS = 8
 _MAX_SPLITS = 32
+
+
+class TreeAttentionConfig(NamedTuple):
+    """How the kernel is cut: rows of queries, keys of a tile, warps and pipeline stages."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def tree_attention_config(rows: int) -> TreeAttentionConfig:
+    """For `rows` (query, head) pairs of a KV head's group: the best compromise on an H200 for
+    heads of 64 and 128 and contexts of 220 to 4000 tokens."""
+    block_m = min(64, max(16, next_power_of_2(rows)))
+    if block_m <= 32:
+        return TreeAttentionConfig(block_m, 64, num_warps=2, num_stages=3)
+    return TreeAttentionConfig(block_m, 32, num_warps=4, num_stages=2)
 
 
 @triton.jit
@@ -230,6 +248,7 @@ def tree_attention(
     mask: Optional[torch.Tensor],
     scale: float,
     num_splits: int,
+    config: Optional[TreeAttentionConfig] = None,
 ) -> torch.Tensor:
     """Attention of one block of new tokens per request over its prefix and itself.
 
@@ -243,6 +262,7 @@ def tree_attention(
         mask: [bs, Q, Q] bool, which tokens of the block a query sees; None for all.
         scale: softmax scale.
         num_splits: programs that share a prefix.
+        config: None for the usual one.
     Returns:
         [bs * Q, num_heads * head_dim]
     """
@@ -259,11 +279,10 @@ def tree_attention(
         part = torch.empty((*shape, head_dim), dtype=torch.float32, device=q.device)
         lse = torch.empty(shape, dtype=torch.float32, device=q.device)
     rows = num_q * (num_heads // num_kv_heads)
-    block_m = tree_attention_block_m(rows)
-    # Measured on an H200 for heads of 64 and 128.
-    block_n, num_warps, num_stages = (64, 2, 3) if block_m <= 32 else (32, 4, 2)
+    config = config or tree_attention_config(rows)
     block_d = max(16, next_power_of_2(head_dim))
-    _tree_attention_kernel[(triton.cdiv(rows, block_m), bs * num_kv_heads, num_splits)](
+    grid = (triton.cdiv(rows, config.block_m), bs * num_kv_heads, num_splits)
+    _tree_attention_kernel[grid](
         q,
         k,
         v,
@@ -290,12 +309,12 @@ def tree_attention(
         head_dim=head_dim,
         HAS_MASK=mask is not None,
         NUM_SPLITS=num_splits,
-        BLOCK_M=block_m,
-        BLOCK_N=block_n,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
         BLOCK_D=block_d,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=num_warps,
-        num_stages=num_stages,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
     )
     if num_splits > 1:
         num_rows, block_r = num_tokens * num_heads, 16
@@ -310,10 +329,6 @@ def tree_attention(
             BLOCK_D=block_d,
         )
     return out
-
-
-def tree_attention_block_m(rows: int) -> int:
-    return min(64, max(16, next_power_of_2(rows)))
 
 
 def tree_attention_num_splits(programs: int, num_cores: int) -> int:
@@ -367,7 +382,7 @@ class DDTreeAttnBackend(AttentionBackend):
         num_heads, num_kv_heads = layer.tp_q_head_num, layer.tp_k_head_num
         k_cache, v_cache = forward_batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
         rows = (q.shape[0] // bs) * (num_heads // num_kv_heads)
-        blocks = triton.cdiv(rows, tree_attention_block_m(rows))
+        blocks = triton.cdiv(rows, tree_attention_config(rows).block_m)
         return tree_attention(
             q.view(-1, num_heads, layer.head_dim),
             k.view(-1, num_kv_heads, layer.head_dim),
