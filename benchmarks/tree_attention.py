@@ -5,7 +5,8 @@
 For each shape (requests, tokens of a block, heads, context) every way of cutting is compiled, by several processes at
 once, and timed in a CUDA graph of one call for each of 36 layers with a KV cache of its own. The engine's own way
 (`tree_attention_config` and `tree_attention_num_splits` in `ddtree_attention.py`) is the compromise that was drawn
-from this on an H200; run it on another GPU to see what it loses there. `--device cpu` rehearses it in Triton's interpreter.
+from this on an H200; run it on another GPU to see what it loses there. `--device cpu` rehearses it in Triton's
+interpreter.
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ LAYERS, REPLAYS = 36, 5
 Cut = tuple[int, int, int, int, int]  # block_m, block_n, num_warps, num_stages, num_splits
 
 
-def usual_cut(shape: Shape, num_cores: int) -> Cut:
+def usual_cut(shape: Shape, num_cores: int, dtype: Any) -> Cut:
     """The engine's."""
     from sglang.srt.speculative.ddtree_attention import tree_attention_config, tree_attention_num_splits
 
-    config = tree_attention_config(shape.rows)
+    config = tree_attention_config(shape.rows, shape.dim, dtype)
     programs = shape.bs * shape.kv_heads * -(-shape.rows // config.block_m)
     return (*config, tree_attention_num_splits(programs, num_cores))
 
@@ -164,7 +165,7 @@ def main() -> None:
     results: dict[str, Any] = {"machine": machine(options.device), "shapes": {}}
     for name, shape in shapes.items():
         case = Case(shape, 1 if on_cpu else LAYERS, options.device)
-        usual = usual_cut(shape, num_cores)
+        usual = usual_cut(shape, num_cores, case.arguments["q"].dtype)
         expected = case.attend(usual).float()
         times: dict[Cut, float] = {}
         for cut in dict.fromkeys([usual, *cuts(shape)]):

@@ -225,6 +225,12 @@ def check_ddtree_target(model_runner: ModelRunner) -> None:
         reason = "it is an encoder-decoder model"
     elif model_runner.model_config.is_multimodal:
         reason = "it is a multimodal model"
+    elif model_runner.kv_cache_dtype != model_runner.dtype:
+        # As the flag says, or a quantised checkpoint.
+        reason = (
+            f"its KV cache is {model_runner.kv_cache_dtype}, not {model_runner.dtype} as the "
+            "model (--kv-cache-dtype)"
+        )
     else:
         reason = _unsupported_attention(model_runner.model)
     if reason is not None:

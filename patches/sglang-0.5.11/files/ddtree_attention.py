@@ -40,9 +40,19 @@ class TreeAttentionConfig(NamedTuple):
     num_stages: int
 
 
-def tree_attention_config(rows: int) -> TreeAttentionConfig:
-    """For `rows` (query, head) pairs of a KV head's group: the best compromise on an H200 for
-    heads of 64 and 128 and contexts of 220 to 4000 tokens."""
+def tree_attention_config(
+    rows: int, head_dim: int, dtype: torch.dtype
+) -> TreeAttentionConfig:
+    """For `rows` (query, head) pairs of a KV head's group.
+
+    With 16 bits the best compromise on an H200 for heads of 64 and 128 and contexts of
+    220 to 4000 tokens; products of float32 spill registers in larger blocks.
+    """
+    if dtype == torch.float32:
+        block_n = 32 if head_dim <= 128 else 16
+        return TreeAttentionConfig(
+            16, block_n, num_warps=4 if head_dim <= 64 else 8, num_stages=2
+        )
     block_m = min(64, max(16, next_power_of_2(rows)))
     if block_m <= 32:
         return TreeAttentionConfig(block_m, 64, num_warps=2, num_stages=3)
@@ -279,7 +289,7 @@ def tree_attention(
         part = torch.empty((*shape, head_dim), dtype=torch.float32, device=q.device)
         lse = torch.empty(shape, dtype=torch.float32, device=q.device)
     rows = num_q * (num_heads // num_kv_heads)
-    config = config or tree_attention_config(rows)
+    config = config or tree_attention_config(rows, head_dim, q.dtype)
     block_d = max(16, next_power_of_2(head_dim))
     grid = (triton.cdiv(rows, config.block_m), bs * num_kv_heads, num_splits)
     _tree_attention_kernel[grid](
@@ -382,7 +392,8 @@ class DDTreeAttnBackend(AttentionBackend):
         num_heads, num_kv_heads = layer.tp_q_head_num, layer.tp_k_head_num
         k_cache, v_cache = forward_batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
         rows = (q.shape[0] // bs) * (num_heads // num_kv_heads)
-        blocks = triton.cdiv(rows, tree_attention_config(rows).block_m)
+        config = tree_attention_config(rows, layer.head_dim, q.dtype)
+        blocks = triton.cdiv(rows, config.block_m)
         return tree_attention(
             q.view(-1, num_heads, layer.head_dim),
             k.view(-1, num_kv_heads, layer.head_dim),

@@ -73,15 +73,18 @@ def reserve_tree_slots(batch: ScheduleBatch, num_slots: int, page_size: int) -> 
     if page_size == 1:
         slots = alloc_token_slots(batch.tree_cache, num_new)
     else:
-        bounds_cpu = torch.tensor([starts, ends], dtype=torch.int64)
-        bounds = _to_device(bounds_cpu, batch.device)
+        # Two tensors: a row of one is aligned for even batches only, and the allocator's
+        # kernel would be compiled for both.
+        starts_cpu = torch.tensor(starts, dtype=torch.int64)
+        ends_cpu = torch.tensor(ends, dtype=torch.int64)
+        starts_gpu = _to_device(starts_cpu, batch.device)
         slots = alloc_paged_token_slots_extend(
             batch.tree_cache,
-            bounds[0],
-            bounds_cpu[0],
-            bounds[1],
-            bounds_cpu[1],
-            get_last_loc(req_to_token, batch.req_pool_indices, bounds[0]),
+            starts_gpu,
+            starts_cpu,
+            _to_device(ends_cpu, batch.device),
+            ends_cpu,
+            get_last_loc(req_to_token, batch.req_pool_indices, starts_gpu),
             num_new,
         )
     # `assign_req_to_token_pool` would be compiled anew for batch sizes and for how its

@@ -155,6 +155,9 @@ def _apply_tree_penalties(
 ) -> None:
     """Apply penalties as plain decoding would after the path to each node.
 
+    What needs a copy of the logits takes one request at a time: the logits are the
+    largest tensor of a step.
+
     The penalizers accumulate one token per step and request, which speculative decoding
     does not feed. They are evaluated here from the requests' output ids: first for all
     rows with the counts of the committed tokens, then again for the tokens of the tree,
@@ -186,10 +189,12 @@ def _apply_tree_penalties(
                 [len(req.output_ids) for req in reqs], device=device
             ).unsqueeze(1)
             too_short = num_output + tree.depths < penalizer.min_new_tokens
-            stop_penalties = penalizer.stop_token_penalties.unsqueeze(1)
-            stop_penalties = torch.where(too_short.unsqueeze(2), stop_penalties, 0.0)
-            logits.add_(stop_penalties)
-            path_logits = path_logits + stop_penalties.gather(2, path_tokens)
+            too_short = too_short.unsqueeze(2)
+            stop_penalties = penalizer.stop_token_penalties
+            for row in range(bs):
+                logits[row].add_(torch.where(too_short[row], stop_penalties[row], 0.0))
+            path_penalties = stop_penalties.gather(1, tree.tokens).unsqueeze(1)
+            path_logits = path_logits + torch.where(too_short, path_penalties, 0.0)
         elif cls is BatchedFrequencyPenalizer:
             weight = penalizer.frequency_penalties.unsqueeze(1)
             logits.sub_(weight * counts.unsqueeze(1))
@@ -200,7 +205,8 @@ def _apply_tree_penalties(
             path_logits = path_logits - weight * (path_counts > 0)
         elif cls is BatchedRepetitionPenalizer:
             weight = penalizer.repetition_penalties.unsqueeze(1)
-            logits.copy_(_scale(logits, weight, (counts > 0).unsqueeze(1)))
+            for row in range(bs):
+                logits[row].copy_(_scale(logits[row], weight[row], counts[row] > 0))
             path_logits = _scale(path_logits, weight, path_counts > 0)
         else:
             raise RuntimeError(f"DDTREE does not support the penalizer {cls.__name__}.")

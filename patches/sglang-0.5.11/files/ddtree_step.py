@@ -23,7 +23,7 @@ from sglang.srt.speculative.ddtree_utils import (
     ddtree_commit_slots,
     ddtree_expected_lens,
     ddtree_path_len,
-    ddtree_top_tokens,
+    ddtree_top_scores,
     gather_path,
     walk_ddtree,
 )
@@ -214,7 +214,7 @@ class DDTreeStep:
             added = torch.matmul(hidden, weight[start : start + num_added].T)
             logits = torch.cat([logits, added], dim=1)
 
-        log_probs, local_ids = ddtree_top_tokens(logits, num_tokens)
+        scores, local_ids, lse = ddtree_top_scores(logits, num_tokens)
         token_ids = torch.where(
             local_ids < num_org,
             local_ids + int(shard.org_vocab_start_index),
@@ -222,15 +222,8 @@ class DDTreeStep:
         )
         tp_group = get_tp_group()
         if tp_group.world_size == 1:
-            return log_probs, token_ids
-        logits = logits.float()
-        return merge_vocab_shards(
-            logits.gather(1, local_ids),
-            token_ids,
-            torch.logsumexp(logits, dim=-1, keepdim=True),
-            num_tokens,
-            tp_group,
-        )
+            return scores - lse, token_ids
+        return merge_vocab_shards(scores, token_ids, lse, num_tokens, tp_group)
 
     # ---- verify ---------------------------------------------------------------
 

@@ -195,7 +195,12 @@ class DDTreeWorker(DFlashWorker):
             self._forget_prefilled(batch)
             if self._replays_prefill(batch):
                 return self._replay_prefill(batch)
-            return super().forward_batch_generation(batch, **kwargs)
+            result = super().forward_batch_generation(batch, **kwargs)
+            if isinstance(batch.spec_info, DFlashDraftInput):
+                # An empty slice, which would keep the features of all prompt tokens.
+                target_hidden = batch.spec_info.target_hidden
+                batch.spec_info.target_hidden = target_hidden.clone()
+            return result
 
         draft_input = batch.spec_info
         if not isinstance(draft_input, DFlashDraftInput):

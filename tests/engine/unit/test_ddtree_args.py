@@ -1,5 +1,8 @@
+from types import SimpleNamespace
+
 import pytest
-from sglang.srt.speculative.ddtree_args import parse_ddtree_budget
+import torch
+from sglang.srt.speculative.ddtree_args import check_ddtree_target, parse_ddtree_budget
 from sglang.srt.speculative.ddtree_utils import MAX_DDTREE_BUDGET
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
@@ -20,3 +23,29 @@ def test_algorithm():
     assert ddtree.is_ddtree() and ddtree.is_dflash()
     assert not SpeculativeAlgorithm.DFLASH.is_ddtree()
     assert not ddtree.supports_spec_v2()
+
+
+def test_kv_cache_of_another_dtype_is_refused():
+    """Also where a checkpoint asks for it, which no argument shows."""
+    runner = SimpleNamespace(
+        server_args=SimpleNamespace(
+            model_path="models/target",
+            speculative_ddtree_budget=31,
+            speculative_num_draft_tokens=32,
+            speculative_dflash_block_size=16,
+            page_size=1,
+        ),
+        model_config=SimpleNamespace(is_encoder_decoder=False, is_multimodal=False),
+        mambaish_config=None,
+        use_mla_backend=False,
+        is_hybrid_swa=False,
+        sliding_window_size=None,
+        model=torch.nn.Module(),
+        max_total_num_tokens=1000,
+        dtype=torch.bfloat16,
+        kv_cache_dtype=torch.bfloat16,
+    )
+    check_ddtree_target(runner)
+    runner.kv_cache_dtype = torch.float8_e4m3fn
+    with pytest.raises(ValueError, match=r"models/target: its KV cache is torch.float8_e4m3fn.*--kv-cache-dtype"):
+        check_ddtree_target(runner)

@@ -203,6 +203,16 @@ def test_expected_lens_are_prefix_sums():
     assert torch.allclose(lens, torch.tensor([[1.0, 1.5, 1.875]]))
 
 
+def test_top_tokens_by_chunks_of_rows(monkeypatch):
+    """And of bfloat16: nothing is rounded again."""
+    logits = (torch.randn(7, 50) * 8).bfloat16()
+    expected = utils.ddtree_top_tokens(logits.float(), 9)
+    monkeypatch.setattr(utils, "_LSE_CHUNK", 120)  # two rows, and one at the end
+    log_probs, token_ids = utils.ddtree_top_tokens(logits, 9)
+    assert torch.equal(log_probs, expected[0]) and log_probs.dtype == torch.float32
+    assert torch.equal(logits.gather(1, token_ids), logits.gather(1, expected[1])), "in any order where they are equal"
+
+
 @settings(max_examples=60)
 @given(st.sampled_from([1, 2, 40, 3000]), st.integers(1, 63), st.sampled_from([1, 3, 30, 600]), st.integers(0, 2**31))
 def test_top_tokens_are_normalised(vocab, num_tokens, scale, seed):
