@@ -117,6 +117,11 @@ def _make_release(folder: Path) -> LocalRelease:
     provisioned = program.run("provision", "box", "--json", timeout=1500, code=0)
     engine = folder / "engine"
     _copy((root / "current").resolve(), engine)
+    # Its record names its own folder: the environment of an engine from there is none of a service of the release.
+    record = engine / ".ddtree" / "release.json"
+    text = record.read_text("utf-8").replace(str((root / "current").resolve()), str(engine))
+    record.unlink()
+    record.write_text(text, "utf-8")
     return LocalRelease(program, folder, root, base, before, planned, interrupted, left, provisioned, engine)
 
 

@@ -134,7 +134,8 @@ class Server:
                 text = response.read()
                 return response.status, json.loads(text) if text.startswith((b"{", b"[")) else {"text": text.decode()}
         except urllib.error.HTTPError as error:
-            return error.code, json.loads(error.read() or b"{}")
+            text = error.read()
+            return error.code, json.loads(text) if text.startswith((b"{", b"[")) else {"text": text.decode()}
 
     def generate(self, input_ids: list[int], **sampling: object) -> dict:
         params = {"max_new_tokens": 160, "temperature": 0, "ignore_eos": True, **sampling}
@@ -147,8 +148,11 @@ class Server:
             return list(pool.map(lambda ids: self.generate(ids, **sampling), inputs))
 
     def flush(self) -> None:
-        status, answer = self.post("/flush_cache", {})
-        assert status == 200, answer
+        """Empty the radix cache, which a busy engine refuses; it still is for a moment after an answer."""
+        deadline = time.monotonic() + 10
+        while (answered := self.post("/flush_cache", {}))[0] != 200:
+            assert time.monotonic() < deadline, answered
+            time.sleep(0.1)
 
 
 def tokens_per_step(answers: list[dict]) -> float:
