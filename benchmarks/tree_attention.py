@@ -15,7 +15,6 @@ import argparse
 import itertools
 import multiprocessing
 import os
-import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, Iterator, NamedTuple
@@ -111,22 +110,24 @@ class Case:
         config = TreeAttentionConfig(*cut[:4])
         return tree_attention(**self.arguments, k_cache=k_cache, v_cache=v_cache, num_splits=cut[4], config=config)
 
-    def microseconds(self, cut: Cut) -> float:
-        import torch
+    def attend_all(self, cut: Cut) -> None:
+        for layer in range(len(self.caches)):
+            self.attend(cut, layer)
 
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
-            for layer in range(len(self.caches)):
-                self.attend(cut, layer)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        graph.replay()
-        start.record()
-        for _ in range(REPLAYS):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) * 1000 / REPLAYS / len(self.caches)
+    def microseconds(self, cut: Cut, device: str) -> float:
+        """Of one layer."""
+        import torch
+        from tree_ops import time_calls
+
+        if device == "cpu":
+            time = time_calls(lambda: self.attend_all(cut), device, runs=1, replays=1)
+        else:
+            graph = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                self.attend_all(cut)
+            time = time_calls(graph.replay, device, runs=1, replays=REPLAYS)
+        return time["ms"] * 1000 / len(self.caches)
 
 
 def compile_cuts(shape: Shape, part: list[Cut]) -> None:
@@ -172,10 +173,7 @@ def main() -> None:
             got = case.attend(cut).float()
             if not torch.allclose(got, expected, atol=2e-2):
                 raise SystemExit(f"{name}, cut {cut}: another result than with {usual}")
-            begin = time.perf_counter()
-            if on_cpu:
-                case.attend(cut)
-            times[cut] = 1e6 * (time.perf_counter() - begin) if on_cpu else case.microseconds(cut)
+            times[cut] = case.microseconds(cut, options.device)
         best = min(times, key=times.__getitem__)
         results["shapes"][name] = {
             "usual": {"cut": usual, "us": round(times[usual], 2)},

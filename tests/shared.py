@@ -1,10 +1,13 @@
-"""What is made once in a session, by whichever worker needs it first, for all of them."""
+"""What the workers of a session share: things made once by whichever needs them first, and ports."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pickle
+import random
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -39,3 +42,12 @@ def is_made(name: str) -> bool:
 def worker_number() -> int:
     """0, 1 ... of the workers of a session."""
     return int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+
+
+def free_port(first: int, count: int, address: str = "127.0.0.1") -> int:
+    """One of the ``count`` ports from ``first`` on which nothing listens now."""
+    for port in random.sample(range(first, first + count), 100):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind((address, port))
+            return port
+    raise OSError("no free port")

@@ -117,11 +117,6 @@ def _make_release(folder: Path) -> LocalRelease:
     provisioned = program.run("provision", "box", "--json", timeout=1500, code=0)
     engine = folder / "engine"
     _copy((root / "current").resolve(), engine)
-    # Its record names its own folder: the environment of an engine from there is none of a service of the release.
-    record = engine / ".ddtree" / "release.json"
-    text = record.read_text("utf-8").replace(str((root / "current").resolve()), str(engine))
-    record.unlink()
-    record.write_text(text, "utf-8")
     return LocalRelease(program, folder, root, base, before, planned, interrupted, left, provisioned, engine)
 
 
@@ -133,6 +128,11 @@ def _copy(release: Path, to: Path) -> None:
         symlinks=True,
         copy_function=lambda old, new: (os.link if Path(old).stat().st_nlink > 1 else shutil.copy2)(old, new),
     )
+    # Its record names its own folder: the environment of an engine from there is none of a service of the release.
+    record = to / ".ddtree" / "release.json"
+    text = record.read_text("utf-8").replace(str(release), str(to))
+    record.unlink()
+    record.write_text(text, "utf-8")
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -15,7 +13,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from shared import worker_number
+import shared
 
 PROJECT = Path(__file__).resolve().parents[2]
 PACKAGES = (
@@ -70,12 +68,7 @@ def cpu_env(scratch: Path) -> dict[str, str]:
 def free_port() -> int:
     """A free port, of this worker's own. The engine also wants port + 233 and port + 10000, which must be below those
     that the system gives to connections."""
-    first = 11000 + worker_number() % 2 * 3000
-    for port in random.sample(range(first, first + 2000), 100):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise OSError("no free port")
+    return shared.free_port(11000 + shared.worker_number() % 2 * 3000, 2000)
 
 
 class Server:
@@ -131,11 +124,10 @@ class Server:
         )
         try:
             with urllib.request.urlopen(request, timeout=timeout) as response:
-                text = response.read()
-                return response.status, json.loads(text) if text.startswith((b"{", b"[")) else {"text": text.decode()}
+                status, text = response.status, response.read()
         except urllib.error.HTTPError as error:
-            text = error.read()
-            return error.code, json.loads(text) if text.startswith((b"{", b"[")) else {"text": text.decode()}
+            status, text = error.code, error.read()
+        return status, json.loads(text) if text.startswith((b"{", b"[")) else {"text": text.decode()}
 
     def generate(self, input_ids: list[int], **sampling: object) -> dict:
         params = {"max_new_tokens": 160, "temperature": 0, "ignore_eos": True, **sampling}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
-import random
 import shutil
 import signal
 import socket
@@ -16,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from shared import worker_number
+import shared
 
 from ddtree_deploy.transport import ConnectionSettings
 
@@ -30,12 +29,7 @@ def find_sshd() -> str | None:
 
 def free_port(address: str = "127.0.0.1") -> int:
     """A port on which nothing listens now, nor soon: other workers have others, connections are given higher ones."""
-    first = 2500 + worker_number() % 2 * 4000
-    for port in random.sample(range(first, first + 4000), 100):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind((address, port))
-            return port
-    raise OSError("no free port")
+    return shared.free_port(2500 + shared.worker_number() % 2 * 4000, 4000, address)
 
 
 def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:

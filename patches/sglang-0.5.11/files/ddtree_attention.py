@@ -406,4 +406,5 @@ class DDTreeAttnBackend(AttentionBackend):
             None if is_draft_block else forward_batch.spec_info.tree_mask,
             layer.scaling,
             tree_attention_num_splits(bs * num_kv_heads * blocks, self.num_cores),
+            config,
         )

@@ -114,7 +114,8 @@ class DDTreeStep:
 
             self.build_tree, self.walk_tree = build_ddtree_triton, walk_ddtree_triton
             self.move_path_kv = move_path_kv_triton
-            self.max_slot_bytes = max(target_runner.token_to_kv_pool.data_strides.tolist())
+            pool = target_runner.token_to_kv_pool
+            self.max_slot_bytes = max(pool.data_strides.tolist())
         self.embed = target_runner.model.get_input_embeddings()
         self.lm_head = getattr(target_runner.model, "lm_head", None)
         if not hasattr(self.lm_head, "weight") or not hasattr(

@@ -59,7 +59,7 @@ def record(fn, stream):
 
 
 def dense_tree_attention(
-    q, k, v, k_cache, v_cache, req_to_token, req_pool_indices, prefix_lens, mask, scale, num_splits
+    q, k, v, k_cache, v_cache, req_to_token, req_pool_indices, prefix_lens, mask, scale, num_splits, config
 ):
     """`tree_attention` of fixed shapes: the whole row of `req_to_token`, masked to the prefix."""
     import torch
