@@ -12,6 +12,7 @@ cost that accepts exactly what the small one accepts.
 - RMSNorm divides by the root mean square, which zeros make smaller by sqrt(h / H): its weight makes up for that, and
   epsilon shrinks alike.
 - Added layers have o_proj = down_proj = 0: they hand the stream on.
+- Added tokens (`--vocabulary`) have a logit of 0, where those of the small model's best are far above it.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Shape(NamedTuple):
     layers: int
     heads: int
     kv_heads: int
+    vocabulary: int | None = None  # None: the small model's
 
 
 class Places:
@@ -119,9 +121,11 @@ class Inflated:
         hidden, every = self.places.hidden, self.shape.hidden
         if is_target:
             embed = self.small.get_tensor("model.embed_tokens.weight")
-            tokens = torch.arange(embed.shape[0])
+            known = embed.shape[0]
+            large = self.zeros(self.shape.vocabulary or known, every)
+            large[known:, len(hidden) :] = self.noise(large.shape[0] - known, every - len(hidden))
             return {
-                "model.embed_tokens.weight": put(embed, self.zeros(embed.shape[0], every), tokens, hidden),
+                "model.embed_tokens.weight": put(embed, large, torch.arange(known), hidden),
                 "model.norm.weight": self.norm("model.norm.weight"),
             }
         fc = self.small.get_tensor("fc.weight")  # features of several target layers side by side -> hidden
@@ -141,6 +145,9 @@ def inflate(source: Path, out: Path, shape: Shape, *, is_target: bool, target_la
         ValueError: the shape is smaller than the model, or the model has biases or an LM head of its own.
     """
     config = json.loads((source / "config.json").read_text())
+    vocabulary = shape.vocabulary or config["vocab_size"]
+    if vocabulary < config["vocab_size"]:
+        raise ValueError(f"{source} has more than {vocabulary} tokens")
     if config.get("attention_bias") or (is_target and not config.get("tie_word_embeddings")):
         raise ValueError(f"{source}: biases and an LM head of its own are not supported")
     if config["num_hidden_layers"] > shape.layers:
@@ -170,6 +177,7 @@ def inflate(source: Path, out: Path, shape: Shape, *, is_target: bool, target_la
         rms_norm_eps=config["rms_norm_eps"] * config["hidden_size"] / shape.hidden,
         layer_types=["full_attention"] * shape.layers,
         max_window_layers=shape.layers,
+        vocab_size=vocabulary,
     )
     if not is_target:
         config["num_target_layers"] = target_layers
@@ -187,11 +195,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--kv-heads", type=int, default=16)
     parser.add_argument("--layers", type=int, default=36)
     parser.add_argument("--draft-layers", type=int, default=5)
+    parser.add_argument("--vocabulary", type=int, help="tokens; default: the small pair's")
     options = parser.parse_args(argv)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for part in ("target", "draft"):
         layers = options.layers if part == "target" else options.draft_layers
-        shape = Shape(options.hidden, options.intermediate, layers, options.heads, options.kv_heads)
+        shape = Shape(options.hidden, options.intermediate, layers, options.heads, options.kv_heads, options.vocabulary)
         count = inflate(
             options.source / part,
             options.out / part,

@@ -25,7 +25,8 @@ def target(folder):
 
 
 a, b = target(small), target(big)
-print("target", (a - b).abs().max().item(), a.abs().max().item())
+print("target", (a - b[..., : a.shape[-1]]).abs().max().item(), a.abs().max().item())
+print("added", b.shape[-1], b[..., a.shape[-1] :].abs().max().item())
 
 
 def draft(folder, features):
@@ -57,7 +58,7 @@ print("behind", b[..., h:].abs().max().item())
 @pytest.mark.engine
 def test_the_function_stays(tmp_path: Path):
     python, small, big = engine_python(), PROJECT / "pairs" / "nano", tmp_path / "big"
-    shape = "--hidden 1024 --intermediate 1536 --heads 12 --kv-heads 3 --layers 7 --draft-layers 3"
+    shape = "--hidden 1024 --intermediate 1536 --heads 12 --kv-heads 3 --layers 7 --draft-layers 3 --vocabulary 5000"
     program = str(PROJECT / "benchmarks" / "inflate_pair.py")
     subprocess.run([python, program, small, big, *shape.split()], check=True, env=cpu_env(tmp_path), timeout=100)
     (tmp_path / "check.py").write_text(CHECK)
@@ -73,14 +74,19 @@ def test_the_function_stays(tmp_path: Path):
         difference, largest = rows[part]
         assert largest > 1 and difference < 1e-3 * largest, rows
     assert rows["behind"] == [0.0]
+    assert rows["added"] == [5000, 0.0]
 
 
 @pytest.mark.e2e
 @pytest.mark.engine
-def test_a_smaller_shape_is_refused(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("--hidden 128", "smaller than the model"), ("--vocabulary 4000", "more than 4000 tokens")],
+)
+def test_a_smaller_shape_is_refused(tmp_path: Path, option: str, message: str):
     program = str(PROJECT / "benchmarks" / "inflate_pair.py")
     done = subprocess.run(
-        [engine_python(), program, PROJECT / "pairs" / "nano", tmp_path / "big", "--hidden", "128"],
+        [engine_python(), program, PROJECT / "pairs" / "nano", tmp_path / "big", *option.split()],
         env=cpu_env(tmp_path), capture_output=True, text=True, timeout=100,
     )  # fmt: skip
-    assert done.returncode == 1 and "smaller than the model" in done.stderr
+    assert done.returncode == 1 and message in done.stderr

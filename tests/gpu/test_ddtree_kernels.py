@@ -21,6 +21,13 @@ def test_build_and_walk(kind, bs, num_depths, vocab, budget):
     assert kernels.check_build_and_walk(DEVICE, kind, bs, num_depths, vocab, budget) >= 1
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(("num_rows", "vocab"), [(15, 1), (15, 300), (1, 8192), (3, 8193), (480, 151936)])
+def test_sums_of_logits(num_rows, vocab, dtype):
+    kernels.check_logsumexp(DEVICE, dtype, num_rows, vocab)
+    kernels.check_logsumexp(DEVICE, dtype, num_rows, vocab, scale=0.01)
+
+
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("num_splits", kernels.SPLITS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -1,4 +1,4 @@
-"""The tree kernels against torch on the CPU: building a tree, walking it, attention over prefix and tree.
+"""The tree kernels against torch on the CPU: building a tree from logits, walking it, attention over prefix and tree.
 
 Runs in the release's Python; ``tests/gpu`` and ``verify --gpu`` share it. A difference raises AssertionError. On the
 device ``cpu`` the kernels run in Triton's interpreter (TRITON_INTERPRET=1 before Triton is imported), for small shapes.
@@ -54,6 +54,21 @@ def check_build_and_walk(device: str, kind: str, bs: int, num_depths: int, vocab
     for name, a, b in zip(("path", "lengths", "tokens"), wanted, walked):
         assert torch.equal(a, b.cpu()), f"the walk's {name} differ ({kind})"
     return int(wanted[1].max())
+
+
+def check_logsumexp(device: str, dtype: str, num_rows: int, vocab: int, scale: float = 10.0) -> float:
+    """The absolute error of rows' sums of exp(logits), which are never below their largest logit."""
+    torch, kernels = _torch(), _engine("ddtree_kernels")
+    generator = torch.Generator().manual_seed(3)
+    logits = (torch.randn(num_rows, vocab, generator=generator) * scale).to(getattr(torch, dtype))
+    logits[0] = logits[0, :1] + 200 * scale * (torch.arange(vocab) == vocab - 1)  # one token takes all
+    got = kernels.ddtree_logsumexp_triton(logits.to(device)).cpu()
+    assert got.shape == (num_rows, 1) and got.dtype == torch.float32
+    assert (got >= logits.float().max(dim=1, keepdim=True).values).all(), "a token is more probable than 1"
+    error = float((got.double() - logits.double().logsumexp(1, keepdim=True)).abs().max())
+    bound = 2e-7 * float(logits.abs().max()) + 2e-6
+    assert error <= bound, f"the sums over {vocab} {dtype} logits are off by {error:.1e}"
+    return error
 
 
 def attention_case(dtype: str, shape: Shape, parents: Optional[List[List[int]]] = None) -> Dict[str, Any]:
@@ -185,6 +200,8 @@ def run(device: str) -> str:
         ]
     longest = max(check_build_and_walk(device, *case) for case in builds)
     assert longest > 2, "no walk went deeper than one node: the case shows nothing"
+    check_logsumexp(device, "float32", 3, 9000)
+    check_logsumexp(device, shapes[0][0], 15, 100 if device == "cpu" else 152000)
     ways = [*((splits, True) for splits in SPLITS), (3, False)]
     worst = [
         check_attention(device, dtype, shape, splits, masked)
@@ -195,6 +212,6 @@ def run(device: str) -> str:
     check_padding_rows(device, shapes[0][0])
     check_move(device, (2, 64) if device == "cpu" else (8, 128), rounds=3 if device == "cpu" else 30)
     return (
-        f"{len(builds)} trees and walks are equal, {len(worst)} attentions within {max(worst):.1e}, "
+        f"{len(builds)} trees and walks are equal, sums of logits too, {len(worst)} attentions within {max(worst):.1e}, "
         "siblings and padding rows disturb nobody, KV moves in place"
     )

@@ -1,5 +1,5 @@
-"""Triton versions of `build_ddtree` and `walk_ddtree`, and the move of a path's KV: one
-launch instead of dozens.
+"""Triton versions of `build_ddtree`, `walk_ddtree` and `ddtree_logsumexp`, and the move of
+a path's KV: one launch instead of dozens.
 
 Trees are built and walked by one program each. The results are those of the torch
 versions, ties included, because scores are sorted together with their index.
@@ -15,6 +15,44 @@ import triton.language as tl
 
 from sglang.srt.speculative.ddtree_utils import DDTree, _candidate_pairs
 from sglang.srt.utils import next_power_of_2
+
+
+@triton.jit
+def _logsumexp_kernel(
+    logits_ptr,  # [N, V]
+    out_ptr,  # [N] float32
+    num_cols,
+    row_stride,
+    COLS: tl.constexpr,
+):
+    row = logits_ptr + tl.program_id(0).to(tl.int64) * row_stride
+    lane = tl.arange(0, COLS)
+    top = tl.full([], float("-inf"), tl.float32)
+    total = tl.zeros([], tl.float32)
+    for start in range(0, num_cols, COLS):
+        ok = start + lane < num_cols
+        logits = tl.load(row + start + lane, mask=ok, other=float("-inf"))
+        logits = logits.to(tl.float32)
+        new_top = tl.maximum(top, tl.max(logits, 0))
+        total = total * tl.exp(top - new_top) + tl.sum(tl.exp(logits - new_top), 0)
+        top = new_top
+    # Approximate functions must not make a token more probable than 1.
+    tl.store(out_ptr + tl.program_id(0), top + tl.maximum(tl.log(total), 0.0))
+
+
+def ddtree_logsumexp_triton(logits: torch.Tensor) -> torch.Tensor:
+    """`ddtree_utils.ddtree_logsumexp`, reading the logits once and in their own dtype."""
+    num_rows, num_cols = logits.shape
+    out = torch.empty((num_rows, 1), dtype=torch.float32, device=logits.device)
+    _logsumexp_kernel[(num_rows,)](
+        logits,
+        out,
+        num_cols,
+        logits.stride(0),
+        COLS=min(8192, next_power_of_2(max(1, num_cols))),
+        num_warps=8,
+    )
+    return out
 
 
 @triton.jit

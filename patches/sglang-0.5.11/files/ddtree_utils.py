@@ -21,8 +21,6 @@ import torch
 # Largest accepted `--speculative-ddtree-budget`. The tree mask is D x D per request and
 # the target verifies D tokens per request and step: no model gains beyond this.
 MAX_DDTREE_BUDGET = 511
-# Logits that are copied to float32 at a time.
-_LSE_CHUNK = 1 << 25
 
 
 class DDTree(NamedTuple):
@@ -77,22 +75,22 @@ def _top(scores: torch.Tensor, num: int) -> Tuple[torch.Tensor, torch.Tensor]:
 
 def ddtree_top_scores(
     logits: torch.Tensor, num_tokens: int
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> Tuple[torch.Tensor, torch.Tensor]:
     """The most probable tokens of each row.
 
     Args:
         logits: [N, V], any float dtype. The draft stays untempered.
         num_tokens: K; clipped to V.
     Returns:
-        (logits [N, K] float32 in falling order, token_ids [N, K] int64,
-        lse [N, 1] float32, the log of the row's sum of exp(logits))
+        (logits [N, K] float32 in falling order, token_ids [N, K] int64)
     """
     scores, token_ids = torch.topk(logits, min(num_tokens, logits.shape[-1]), dim=-1)
-    # By chunks of rows: float32 copies of all would be the largest tensors of a step.
-    rows = max(1, _LSE_CHUNK // max(1, logits.shape[-1]))  # a shard may be empty
-    chunks = logits.split(rows)
-    lse = [torch.logsumexp(chunk.float(), dim=-1, keepdim=True) for chunk in chunks]
-    return scores.float(), token_ids, lse[0] if len(lse) == 1 else torch.cat(lse)
+    return scores.float(), token_ids
+
+
+def ddtree_logsumexp(logits: torch.Tensor) -> torch.Tensor:
+    """Log of each row's sum of exp(logits): [N, V] of any float dtype -> [N, 1] float32."""
+    return torch.logsumexp(logits.float(), dim=-1, keepdim=True)
 
 
 def ddtree_top_tokens(
@@ -103,8 +101,8 @@ def ddtree_top_tokens(
     Returns:
         (log_probs [N, K] float32 in falling order, token_ids [N, K] int64)
     """
-    scores, token_ids, lse = ddtree_top_scores(logits, num_tokens)
-    return scores - lse, token_ids
+    scores, token_ids = ddtree_top_scores(logits, num_tokens)
+    return scores - ddtree_logsumexp(logits), token_ids
 
 
 def build_ddtree(

@@ -36,6 +36,23 @@ def test_build_and_walk(kind, num_depths, vocab, budget):
     assert int(want[1].max()) > 1, "a walk of more than the root"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("vocab", [1, 7, 8192, 8193, 20000])
+def test_sums_of_logits(vocab, dtype):
+    """Also where one token takes all: it is no more probable than 1. And of rows of a wider tensor."""
+    logits = (torch.randn(4, vocab + 3) * 10).to(dtype)[:, :vocab]
+    logits[0] = 5.0 + 5000 * (torch.arange(vocab) == vocab - 1)
+    got = ddtree_kernels.ddtree_logsumexp_triton(logits)
+    assert got.shape == (4, 1) and got.dtype == torch.float32
+    assert (got >= logits.float().max(dim=1, keepdim=True).values).all()
+    assert torch.allclose(got, utils.ddtree_logsumexp(logits), rtol=1e-6, atol=1e-6)
+
+
+def test_sums_over_an_empty_shard_of_the_vocabulary():
+    logits = torch.empty(2, 0)
+    assert torch.equal(ddtree_kernels.ddtree_logsumexp_triton(logits), utils.ddtree_logsumexp(logits))
+
+
 def test_walk_without_drafts():
     """A budget of 0, which `auto` takes where drafting does not pay: the root alone."""
     tree = utils.build_ddtree(

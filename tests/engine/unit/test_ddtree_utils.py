@@ -203,11 +203,9 @@ def test_expected_lens_are_prefix_sums():
     assert torch.allclose(lens, torch.tensor([[1.0, 1.5, 1.875]]))
 
 
-def test_top_tokens_by_chunks_of_rows(monkeypatch):
-    """And of bfloat16: nothing is rounded again."""
+def test_top_tokens_of_bfloat16_are_not_rounded_again():
     logits = (torch.randn(7, 50) * 8).bfloat16()
     expected = utils.ddtree_top_tokens(logits.float(), 9)
-    monkeypatch.setattr(utils, "_LSE_CHUNK", 120)  # two rows, and one at the end
     log_probs, token_ids = utils.ddtree_top_tokens(logits, 9)
     assert torch.equal(log_probs, expected[0]) and log_probs.dtype == torch.float32
     assert torch.equal(logits.gather(1, token_ids), logits.gather(1, expected[1])), "in any order where they are equal"
