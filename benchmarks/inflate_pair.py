@@ -12,7 +12,8 @@ cost that accepts exactly what the small one accepts.
 - RMSNorm divides by the root mean square, which zeros make smaller by sqrt(h / H): its weight makes up for that, and
   epsilon shrinks alike.
 - Added layers have o_proj = down_proj = 0: they hand the stream on.
-- Added tokens (`--vocabulary`) have a logit of 0, where those of the small model's best are far above it.
+- Added tokens (`--vocabulary`) have logits below -100, so that they take no probability: the entry of the stream behind
+  the small model's is a tiny constant, which only the last norm lets through, and which their rows weigh negatively.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ from typing import Any, NamedTuple, Sequence
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+
+# The constant, as a share of the embedding's standard deviation: it must not move a norm. What it is multiplied with
+# makes up for that, and for a stream that has grown on its way to the last norm.
+CONSTANT, LAST_NORM, ADDED_ROW = 1e-3, 1e4, -1e5
 
 
 class Shape(NamedTuple):
@@ -86,8 +91,11 @@ class Inflated:
     def noise(self, *shape: int) -> torch.Tensor:
         return self.zeros(*shape).normal_(0, 0.02, generator=self.generator)
 
-    def norm(self, name: str) -> torch.Tensor:
+    def norm(self, name: str, constant: float = 0.0) -> torch.Tensor:
+        """With added tokens, `constant` is the weight of the stream's constant entry."""
         weight = torch.full((self.shape.hidden,), self.norm_scale, device=self.device)
+        if self.shape.vocabulary is not None:
+            weight[len(self.places.hidden)] = constant
         small = self.tensor(name)
         if small is not None:
             weight[: small.shape[0]] = small.to(self.device).float() * self.norm_scale
@@ -121,19 +129,22 @@ class Inflated:
         hidden, every = self.places.hidden, self.shape.hidden
         if is_target:
             embed = self.small.get_tensor("model.embed_tokens.weight")
-            known = embed.shape[0]
+            known, constant = embed.shape[0], len(hidden)
             large = self.zeros(self.shape.vocabulary or known, every)
-            large[known:, len(hidden) :] = self.noise(large.shape[0] - known, every - len(hidden))
+            if self.shape.vocabulary is not None:
+                large[:known, constant] = CONSTANT * embed.float().std()
+                large[known:] = self.noise(large.shape[0] - known, every)
+                large[known:, constant] = ADDED_ROW
             return {
                 "model.embed_tokens.weight": put(embed, large, torch.arange(known), hidden),
-                "model.norm.weight": self.norm("model.norm.weight"),
+                "model.norm.weight": self.norm("model.norm.weight", LAST_NORM),
             }
         fc = self.small.get_tensor("fc.weight")  # features of several target layers side by side -> hidden
         features = fc.shape[1] // len(hidden)
         columns = (torch.arange(features)[:, None] * every + hidden).flatten()
         return {
             "fc.weight": put(fc, self.zeros(every, features * every), hidden, columns),
-            "norm.weight": self.norm("norm.weight"),
+            "norm.weight": self.norm("norm.weight", LAST_NORM),
             "hidden_norm.weight": self.norm("hidden_norm.weight"),
         }
 

@@ -77,10 +77,9 @@ class TreeOps:
 
     def build(self) -> Any:
         from sglang.srt.speculative.ddtree_info import DDTreeVerifyInput
-        from sglang.srt.speculative.ddtree_utils import ddtree_top_scores
 
-        scores, token_ids = ddtree_top_scores(self.logits, self.budget)
-        log_probs = scores - self.step.logsumexp(self.logits)
+        scores, token_ids, lse = self.step.top_scores(self.logits, self.budget)
+        log_probs = scores - lse
         shape = (self.bs, self.step.block_size - 1, -1)
         tree = self.step.build_tree(
             log_probs=log_probs.view(shape), token_ids=token_ids.view(shape), root_tokens=self.roots, budget=self.budget

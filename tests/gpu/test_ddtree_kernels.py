@@ -22,10 +22,11 @@ def test_build_and_walk(kind, bs, num_depths, vocab, budget):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize(("num_rows", "vocab"), [(15, 1), (15, 300), (1, 8192), (3, 8193), (480, 151936)])
-def test_sums_of_logits(num_rows, vocab, dtype):
-    kernels.check_logsumexp(DEVICE, dtype, num_rows, vocab)
-    kernels.check_logsumexp(DEVICE, dtype, num_rows, vocab, scale=0.01)
+@pytest.mark.parametrize("num_tokens", [1, 7, 63, 511])
+@pytest.mark.parametrize(("num_rows", "vocab"), [(15, 1), (15, 300), (3, 8193), (15, 32768), (240, 151936)])
+def test_top_scores(num_rows, vocab, num_tokens, dtype):
+    kernels.check_top_scores(DEVICE, dtype, num_rows, vocab, num_tokens)
+    kernels.check_top_scores(DEVICE, dtype, num_rows, vocab, num_tokens, scale=0.01)
 
 
 @pytest.mark.parametrize("masked", [True, False])

@@ -56,18 +56,22 @@ def check_build_and_walk(device: str, kind: str, bs: int, num_depths: int, vocab
     return int(wanted[1].max())
 
 
-def check_logsumexp(device: str, dtype: str, num_rows: int, vocab: int, scale: float = 10.0) -> float:
-    """The absolute error of rows' sums of exp(logits), which are never below their largest logit."""
+def check_top_scores(device: str, dtype: str, num_rows: int, vocab: int, num_tokens: int, scale: float = 10.0) -> float:
+    """The best tokens of rows of logits are torch's; returns the error of the sums of exp(logits)."""
     torch, kernels = _torch(), _engine("ddtree_kernels")
     generator = torch.Generator().manual_seed(3)
     logits = (torch.randn(num_rows, vocab, generator=generator) * scale).to(getattr(torch, dtype))
     logits[0] = logits[0, :1] + 200 * scale * (torch.arange(vocab) == vocab - 1)  # one token takes all
-    got = kernels.ddtree_logsumexp_triton(logits.to(device)).cpu()
-    assert got.shape == (num_rows, 1) and got.dtype == torch.float32
-    assert (got >= logits.float().max(dim=1, keepdim=True).values).all(), "a token is more probable than 1"
-    error = float((got.double() - logits.double().logsumexp(1, keepdim=True)).abs().max())
-    bound = 2e-7 * float(logits.abs().max()) + 2e-6
-    assert error <= bound, f"the sums over {vocab} {dtype} logits are off by {error:.1e}"
+    found = kernels.ddtree_top_scores_triton(logits.to(device), num_tokens)
+    scores, token_ids, lse = (tensor.cpu() for tensor in found)
+    what = f"of {vocab} {dtype} logits"
+    expected = logits.topk(min(num_tokens, vocab)).values.float()
+    assert torch.equal(scores, expected), f"the {num_tokens} best {what} are others"
+    assert torch.equal(logits.gather(1, token_ids).float(), scores), f"the tokens {what} are not those of their scores"
+    assert all(len(set(row)) == len(row) for row in token_ids.tolist()), f"a token {what} is there twice"
+    assert bool((lse >= scores[:, :1]).all()), "a token is more probable than 1"
+    error = float((lse.double() - logits.double().logsumexp(1, keepdim=True)).abs().max())
+    assert error <= 2e-7 * float(logits.abs().max()) + 2e-6, f"sums {what} are off by {error:.1e}"
     return error
 
 
@@ -200,8 +204,8 @@ def run(device: str) -> str:
         ]
     longest = max(check_build_and_walk(device, *case) for case in builds)
     assert longest > 2, "no walk went deeper than one node: the case shows nothing"
-    check_logsumexp(device, "float32", 3, 9000)
-    check_logsumexp(device, shapes[0][0], 15, 100 if device == "cpu" else 152000)
+    check_top_scores(device, "float32", 3, 9000, 7)
+    check_top_scores(device, shapes[0][0], 15, 33000 if device == "cpu" else 152000, 31)
     ways = [*((splits, True) for splits in SPLITS), (3, False)]
     worst = [
         check_attention(device, dtype, shape, splits, masked)
@@ -212,6 +216,6 @@ def run(device: str) -> str:
     check_padding_rows(device, shapes[0][0])
     check_move(device, (2, 64) if device == "cpu" else (8, 128), rounds=3 if device == "cpu" else 30)
     return (
-        f"{len(builds)} trees and walks are equal, sums of logits too, {len(worst)} attentions within {max(worst):.1e}, "
-        "siblings and padding rows disturb nobody, KV moves in place"
+        f"{len(builds)} trees and walks are equal, the best of many logits too, {len(worst)} attentions within "
+        f"{max(worst):.1e}, siblings and padding rows disturb nobody, KV moves in place"
     )

@@ -22,7 +22,6 @@ from sglang.srt.speculative.ddtree_utils import (
     build_ddtree,
     ddtree_commit_slots,
     ddtree_expected_lens,
-    ddtree_logsumexp,
     ddtree_path_len,
     ddtree_top_scores,
     gather_path,
@@ -104,18 +103,18 @@ class DDTreeStep:
         self.mask_token_id = mask_token_id
         self.target_attn_backend, self.draft_attn_backend = attn_backends
         self.fused_kv_helper = fused_kv_helper
-        self.logsumexp = ddtree_logsumexp
+        self.top_scores = ddtree_top_scores
         self.build_tree, self.walk_tree = build_ddtree, walk_ddtree
         self.move_path_kv = None
         if self.device == "cuda":
             from sglang.srt.speculative.ddtree_kernels import (
                 build_ddtree_triton,
-                ddtree_logsumexp_triton,
+                ddtree_top_scores_triton,
                 move_path_kv_triton,
                 walk_ddtree_triton,
             )
 
-            self.logsumexp = ddtree_logsumexp_triton
+            self.top_scores = ddtree_top_scores_triton
             self.build_tree, self.walk_tree = build_ddtree_triton, walk_ddtree_triton
             self.move_path_kv = move_path_kv_triton
             pool = target_runner.token_to_kv_pool
@@ -219,8 +218,7 @@ class DDTreeStep:
             added = torch.matmul(hidden, weight[start : start + num_added].T)
             logits = torch.cat([logits, added], dim=1)
 
-        scores, local_ids = ddtree_top_scores(logits, num_tokens)
-        lse = self.logsumexp(logits)
+        scores, local_ids, lse = self.top_scores(logits, num_tokens)
         token_ids = torch.where(
             local_ids < num_org,
             local_ids + int(shard.org_vocab_start_index),

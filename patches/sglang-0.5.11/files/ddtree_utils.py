@@ -75,22 +75,19 @@ def _top(scores: torch.Tensor, num: int) -> Tuple[torch.Tensor, torch.Tensor]:
 
 def ddtree_top_scores(
     logits: torch.Tensor, num_tokens: int
-) -> Tuple[torch.Tensor, torch.Tensor]:
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The most probable tokens of each row.
 
     Args:
         logits: [N, V], any float dtype. The draft stays untempered.
         num_tokens: K; clipped to V.
     Returns:
-        (logits [N, K] float32 in falling order, token_ids [N, K] int64)
+        (logits [N, K] float32 in falling order, token_ids [N, K] int64,
+        lse [N, 1] float32, the log of the row's sum of exp(logits))
     """
     scores, token_ids = torch.topk(logits, min(num_tokens, logits.shape[-1]), dim=-1)
-    return scores.float(), token_ids
-
-
-def ddtree_logsumexp(logits: torch.Tensor) -> torch.Tensor:
-    """Log of each row's sum of exp(logits): [N, V] of any float dtype -> [N, 1] float32."""
-    return torch.logsumexp(logits.float(), dim=-1, keepdim=True)
+    lse = torch.logsumexp(logits.float(), dim=-1, keepdim=True)
+    return scores.float(), token_ids, lse
 
 
 def ddtree_top_tokens(
@@ -101,8 +98,8 @@ def ddtree_top_tokens(
     Returns:
         (log_probs [N, K] float32 in falling order, token_ids [N, K] int64)
     """
-    scores, token_ids = ddtree_top_scores(logits, num_tokens)
-    return scores - ddtree_logsumexp(logits), token_ids
+    scores, token_ids, lse = ddtree_top_scores(logits, num_tokens)
+    return scores - lse, token_ids
 
 
 def build_ddtree(

@@ -37,20 +37,33 @@ def test_build_and_walk(kind, num_depths, vocab, budget):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("vocab", [1, 7, 8192, 8193, 20000])
-def test_sums_of_logits(vocab, dtype):
-    """Also where one token takes all: it is no more probable than 1. And of rows of a wider tensor."""
-    logits = (torch.randn(4, vocab + 3) * 10).to(dtype)[:, :vocab]
+@pytest.mark.parametrize(
+    ("vocab", "num_tokens"),
+    [(1, 3), (7, 2), (8192, 5), (8193, 63), (32768, 63), (32769, 1), (40000, 511)],
+)
+def test_top_scores(vocab, num_tokens, dtype):
+    """Of large vocabularies by groups; ties across groups; one token that takes all, in the last, partial group; rows
+    of a wider tensor."""
+    torch.manual_seed(0)
+    logits = (torch.randn(5, vocab + 3) * 10).to(dtype)
+    logits[:, vocab:] = 1e4  # not theirs
+    logits = logits[:, :vocab]
     logits[0] = 5.0 + 5000 * (torch.arange(vocab) == vocab - 1)
-    got = ddtree_kernels.ddtree_logsumexp_triton(logits)
-    assert got.shape == (4, 1) and got.dtype == torch.float32
-    assert (got >= logits.float().max(dim=1, keepdim=True).values).all()
-    assert torch.allclose(got, utils.ddtree_logsumexp(logits), rtol=1e-6, atol=1e-6)
+    logits[1] = logits[1].round()
+    logits[2] = logits[2].sort(descending=True).values  # the best are neighbours
+    scores, token_ids, lse = ddtree_kernels.ddtree_top_scores_triton(logits, num_tokens)
+    expected = utils.ddtree_top_scores(logits, num_tokens)
+    assert torch.equal(scores, expected[0]) and scores.dtype == torch.float32
+    assert torch.equal(logits.gather(1, token_ids).float(), scores) and token_ids.dtype == torch.int64
+    assert all(len(set(row)) == len(row) for row in token_ids.tolist())
+    assert torch.allclose(lse, expected[2], rtol=1e-6, atol=1e-6) and lse.shape == (5, 1)
+    assert (lse >= scores[:, :1]).all(), "a token is no more probable than 1"
 
 
-def test_sums_over_an_empty_shard_of_the_vocabulary():
+def test_top_scores_of_an_empty_shard_of_the_vocabulary():
     logits = torch.empty(2, 0)
-    assert torch.equal(ddtree_kernels.ddtree_logsumexp_triton(logits), utils.ddtree_logsumexp(logits))
+    for a, b in zip(ddtree_kernels.ddtree_top_scores_triton(logits, 7), utils.ddtree_top_scores(logits, 7)):
+        assert torch.equal(a, b)
 
 
 def test_walk_without_drafts():

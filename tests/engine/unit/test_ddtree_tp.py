@@ -66,7 +66,7 @@ def _run(rank, world, port, case):
     head.weight.data[padded : padded + num_added] = weight[start : start + num_added]
 
     step = object.__new__(ddtree_step.DDTreeStep)
-    step.logsumexp = utils.ddtree_logsumexp
+    step.top_scores = utils.ddtree_top_scores
     step.lm_head = head
     tree = tree_of(*step._top_tokens(hidden, budget), budget)
 
