@@ -69,6 +69,9 @@ class Recorder:
         named = {name: value for name, value in constants.items() if name != "PRECISION"}
         said = {"kernel": self.kernel.__name__, "architecture": architecture, "shared": made.metadata.shared}
         print(json.dumps({**said, "constants": named, **options}), flush=True)
+        if self.kernel.__name__ == "_build_tree_kernel":  # what a start is refused by
+            known = ddtree_kernels.build_ddtree_shared_bytes(constants["L"], constants["B"])
+            assert made.metadata.shared <= known, (key, known)
         if made.metadata.shared > SHARED[architecture]:
             raise SystemExit(f"{key}: {made.metadata.shared} bytes of shared memory, {SHARED[architecture]} there are")
 

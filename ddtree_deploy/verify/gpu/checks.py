@@ -6,6 +6,7 @@ device ``cpu`` the same checks judge a CPU engine, which is how they are tested.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -13,7 +14,7 @@ import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ddtree_deploy.verify.gpu import kernels
 from ddtree_deploy.verify.gpu.reference import (
@@ -37,7 +38,7 @@ BOUNDS = {"bfloat16": 0.25, "float32": 2e-3}
 SPREADS = {"bfloat16": 0.05, "float32": 0.0}
 ACCEPTANCE_WITHIN = 0.05
 STOP_PROMPTS = (2, 21)  # the reference's first 20 tokens are far ahead of the second best: by 6.3 and 3.5
-SAMPLED_PROMPT = 20  # 3 nats of entropy after it
+SAMPLED_PROMPT, TEMPERATURE, TOP_K = 20, 0.8, 40  # 3 nats of entropy after it
 # With the largest penalties these repeat tokens within a step: where only committed tokens are counted, not those on
 # the way to a node, answers change.
 PENALISED_PROMPTS = (3, 7, 8, 13, 22, 23)
@@ -64,6 +65,15 @@ SIZES = {
 }
 
 
+@dataclass(frozen=True)
+class Expected:
+    """What the target says of prompts without an engine."""
+
+    paths: Dict[int, Dict[Tuple[int, ...], float]]  # number of tokens -> their probabilities, from a draw's share on
+    likely: Dict[int, float]  # first tokens, twice as many as may be sampled
+    stops: Dict[int, Tuple[List[int], float]]  # prompt -> its greedy answer, and the smallest lead of a token in it
+
+
 class Session:
     """Engines and reference, made when the first check needs them."""
 
@@ -79,6 +89,7 @@ class Session:
         self.servers: Dict[str, Server] = {}
         self.engines: Dict[str, Client] = {}  # that have answered
         self._reference: Any = None
+        self._expected: Optional[Expected] = None
 
     def checks(self) -> Dict[str, Callable[[], Report]]:
         return {
@@ -120,6 +131,17 @@ class Session:
         if self._reference is None:
             self._reference = Reference(self.pair / "target")
         return self._reference
+
+    def expected(self) -> Expected:
+        if self._expected is None:
+            reference, prompt = self.reference(), self.prompts[SAMPLED_PROMPT]
+            least = 4.0 / self.size.draws
+            self._expected = Expected(
+                paths={length: reference.paths(prompt, length, TEMPERATURE, TOP_K, least) for length in (1, 2, 3)},
+                likely=reference.probabilities([prompt], TEMPERATURE, 2 * TOP_K)[0],
+                stops={number: reference.greedy(self.prompts[number], STOP_DEPTHS) for number in STOP_PROMPTS},
+            )
+        return self._expected
 
     def engine(self) -> Client:
         """The engine that most checks ask: with ``auto`` where there is one, since that is what a GPU serves with."""
@@ -163,6 +185,8 @@ class Session:
 
     def check_engine(self) -> Report:
         self.start()
+        with contextlib.suppress(Exception):  # those who need it fail
+            self.expected()  # while the engines load
         seconds = {}
         for budget, server in self.servers.items():
             try:
@@ -200,20 +224,18 @@ class Session:
         return "; ".join(said), data
 
     def check_sampling(self) -> Report:
-        prompt, temperature, top_k, draws = self.prompts[SAMPLED_PROMPT], 0.8, 40, self.size.draws
-        engine = self.engine()
-        sampling = {"max_new_tokens": 3, "temperature": temperature, "top_k": top_k}
-        answers = engine.generate_all([prompt] * draws, 32, **sampling)
+        draws, engine, expected = self.size.draws, self.engine(), self.expected()
+        sampling = {"max_new_tokens": 3, "temperature": TEMPERATURE, "top_k": TOP_K}
+        answers = engine.generate_all([self.prompts[SAMPLED_PROMPT]] * draws, 32, **sampling)
         outputs = [tuple(answer["output_ids"]) for answer in answers]
         said: List[str] = []
         data: Dict[str, Any] = {}
         # The first token comes from prefill, the second from the root of a tree, the third mostly from a node of it.
-        for length in (1, 2, 3):
-            expected = self.reference().paths(prompt, length, temperature, top_k, 4.0 / draws)
+        for length, paths in expected.paths.items():
             counts: Dict[Tuple[int, ...], int] = {}
             for output in outputs:
                 counts[output[:length]] = counts.get(output[:length], 0) + 1
-            fit = chi_square(counts, expected, self.spread)
+            fit = chi_square(counts, paths, self.spread)
             data[str(length)] = {"chi2": fit.chi2, "freedom": fit.freedom, "bound": fit.bound}
             if not fit.fits:
                 raise Failed(
@@ -223,20 +245,18 @@ class Session:
                     **data,
                 )
             said.append(f"{fit.chi2:.1f} of {fit.bound:.1f}")
-        likely = self.reference().probabilities([prompt], temperature, 2 * top_k)[0]
-        stray = sum(output[0] not in likely for output in outputs)
+        stray = sum(output[0] not in expected.likely for output in outputs)
         if stray:
             raise Failed(
-                "wrong-value", f"{stray} of {draws} first tokens are not among the best: top_k={top_k} is ignored"
+                "wrong-value", f"{stray} of {draws} first tokens are not among the best: top_k={TOP_K} is ignored"
             )
         return f"{draws} draws fit: chi-square after 1, 2, 3 tokens {', '.join(said)} allowed", data
 
     def check_stops(self) -> Report:
         engine = self.engine()
         asked = 0
-        for number in STOP_PROMPTS:
+        for number, (full, margin) in self.expected().stops.items():
             prompt = self.prompts[number]
-            full, margin = self.reference().greedy(prompt, STOP_DEPTHS)
             if margin < 2 * self.bound:
                 raise Failed("wrong-value", f"prompt {number} has a near-tie ({margin:.3f}): the pair is another one")
             for depth in self.size.depths:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Optional, Union
 
+import torch
 from torch import nn
 
 from sglang.srt.layers.radix_attention import RadixAttention
@@ -246,6 +247,23 @@ def check_ddtree_target(model_runner: ModelRunner) -> None:
             f"slots per request beside its tokens, but the KV pool holds "
             f"{model_runner.max_total_num_tokens} tokens. Lower the budget or raise "
             "--max-total-tokens / --mem-fraction-static."
+        )
+    if server_args.device == "cuda":
+        _check_shared_memory(server_args, model_runner.gpu_id)
+
+
+def _check_shared_memory(server_args: ServerArgs, gpu_id: int) -> None:
+    """Refuse trees that the GPU cannot build, before its kernel is compiled for them."""
+    from sglang.srt.speculative.ddtree_kernels import build_ddtree_shared_bytes
+
+    num_depths = server_args.speculative_dflash_block_size - 1
+    needed = build_ddtree_shared_bytes(num_depths, max_ddtree_budget(server_args))
+    there = torch.cuda.get_device_properties(gpu_id).shared_memory_per_block_optin
+    if needed > there:
+        raise ValueError(
+            f"{DDTREE_BUDGET_FLAG} {server_args.speculative_ddtree_budget} with a draft block of "
+            f"{num_depths + 1} tokens needs {needed >> 10} KB of shared memory, and the GPU has "
+            f"{there >> 10} KB. Lower the budget or --speculative-dflash-block-size."
         )
 
 

@@ -264,6 +264,11 @@ def _build_tree_kernel(
         tl.store(row + ancestor, one, mask=below_ok)
 
 
+def build_ddtree_shared_bytes(num_depths: int, budget: int) -> int:
+    """Shared memory of `build_ddtree_triton`: it sorts the kept prefixes of all depths."""
+    return 8 * next_power_of_2(num_depths * budget)
+
+
 def build_ddtree_triton(
     *,
     log_probs: torch.Tensor,
