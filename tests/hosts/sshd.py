@@ -29,7 +29,7 @@ def find_sshd() -> str | None:
 
 def free_port(address: str = "127.0.0.1") -> int:
     """A port on which nothing listens now, nor soon: other workers have others, connections are given higher ones."""
-    return shared.free_port(2500 + shared.worker_number() % 2 * 4000, 4000, address)
+    return shared.free_port(2500 + shared.worker_number() % 4 * 2000, 2000, address)
 
 
 def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
