@@ -87,31 +87,31 @@ def _tree_attention_kernel(
     prefix_lens_ptr,  # [bs] int64
     mask_ptr,  # [bs, num_q, num_q] bool, unused without HAS_MASK
     out_ptr,  # [bs * num_q, num_heads, head_dim]
-    part_ptr,  # [NUM_SPLITS, bs * num_q, num_heads, head_dim] float32
-    lse_ptr,  # [NUM_SPLITS, bs * num_q, num_heads] float32, base 2
+    part_ptr,  # [num_splits, bs * num_q, num_heads, head_dim] float32
+    lse_ptr,  # [num_splits, bs * num_q, num_heads] float32, base 2
     stride_q,
     stride_k,
     stride_v,
     stride_kc,
     stride_vc,
     stride_req,
-    num_tokens,
     scale,  # softmax scale * log2(e)
     num_q: tl.constexpr,
     num_heads: tl.constexpr,
     num_kv_heads: tl.constexpr,
     head_dim: tl.constexpr,
     HAS_MASK: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
+    HAS_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Grid: (m blocks, bs * num_kv_heads, NUM_SPLITS).
+    """Grid: (m blocks, bs * num_kv_heads, num_splits).
 
     A row is one (query, head) pair of the KV head's group, so all heads of a group
-    share the KV tiles.
+    share the KV tiles. Batch size and number of splits are the grid's alone: a server
+    has many of both, and each would be compiled for.
     """
     GROUP: tl.constexpr = num_heads // num_kv_heads
     batch = tl.program_id(1) // num_kv_heads
@@ -139,7 +139,8 @@ def _tree_attention_kernel(
     row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
 
     # The prefix, split into runs of whole tiles.
-    chunk = tl.cdiv(tl.cdiv(prefix_len, NUM_SPLITS), BLOCK_N) * BLOCK_N
+    num_splits = tl.num_programs(2)
+    chunk = tl.cdiv(tl.cdiv(prefix_len, num_splits), BLOCK_N) * BLOCK_N
     start = split * chunk
     end = tl.minimum(start + chunk, prefix_len)
     for tile in range(start, end, BLOCK_N):
@@ -169,7 +170,7 @@ def _tree_attention_kernel(
         )
 
     # The block itself; the last split has the shortest run of the prefix.
-    if split == NUM_SPLITS - 1:
+    if split == num_splits - 1:
         for tile in range(0, num_q, BLOCK_N):
             offs_n = tile + tl.arange(0, BLOCK_N)
             n_ok = offs_n < num_q
@@ -204,9 +205,10 @@ def _tree_attention_kernel(
         head[:, None] * head_dim + offs_d[None, :]
     )
     ok = row_ok[:, None] & d_ok[None, :]
-    if NUM_SPLITS == 1:
+    if not HAS_SPLITS:
         tl.store(out_ptr + out_offs, acc.to(out_ptr.dtype.element_ty), mask=ok)
     else:
+        num_tokens = tl.num_programs(1) // num_kv_heads * num_q
         part = split.to(tl.int64) * num_tokens * num_heads
         tl.store(part_ptr + part * head_dim + out_offs, acc, mask=ok)
         lse = tl.where(row_sum > 0, row_max + tl.log2(row_sum), float("-inf"))
@@ -311,14 +313,13 @@ def tree_attention(
         k_cache.stride(0),
         v_cache.stride(0),
         req_to_token.stride(0),
-        num_tokens,
         scale * 1.4426950408889634,
         num_q=num_q,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         HAS_MASK=mask is not None,
-        NUM_SPLITS=num_splits,
+        HAS_SPLITS=num_splits > 1,
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         BLOCK_D=block_d,
