@@ -71,7 +71,7 @@ class Recorder:
         print(json.dumps({**said, "constants": named, **options}), flush=True)
         if self.kernel.__name__ == "_build_tree_kernel":  # what a start is refused by
             known = ddtree_kernels.build_ddtree_shared_bytes(constants["L"], constants["B"])
-            assert made.metadata.shared <= known, (key, known)
+            assert made.metadata.shared == known or known < 1024, (key, known)
         if made.metadata.shared > SHARED[architecture]:
             raise SystemExit(f"{key}: {made.metadata.shared} bytes of shared memory, {SHARED[architecture]} there are")
 
@@ -125,6 +125,7 @@ def main(architectures):
     record(architectures)
     for budget in (1, 7, 15, 31, 63):
         build_walk_and_move(budget)
+    build_walk_and_move(63, num_depths=2)
     build_walk_and_move(31, vocab=151936)
     for heads, kv_heads, dim in ((32, 8, 128), (64, 16, 64), (16, 2, 256)):
         for num_q in (1, 8, 16, 64):

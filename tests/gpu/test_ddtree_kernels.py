@@ -22,8 +22,10 @@ def test_build_and_walk(kind, bs, num_depths, vocab, budget):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("num_tokens", [1, 7, 63, 511])
-@pytest.mark.parametrize(("num_rows", "vocab"), [(15, 1), (15, 300), (3, 8193), (15, 32768), (240, 151936)])
+@pytest.mark.parametrize(
+    ("num_rows", "vocab", "num_tokens"),
+    [(15, 1, 1), (15, 300, 63), (3, 8193, 511), (15, 32768, 7), (15, 32768, 511), (5, 151936, 511), (240, 151936, 15)],
+)
 def test_top_scores(num_rows, vocab, num_tokens, dtype):
     kernels.check_top_scores(DEVICE, dtype, num_rows, vocab, num_tokens)
     kernels.check_top_scores(DEVICE, dtype, num_rows, vocab, num_tokens, scale=0.01)

@@ -13,8 +13,9 @@ import os
 import sys
 import traceback
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from ddtree_deploy.verify.gpu import kernels
 from ddtree_deploy.verify.gpu.reference import (
@@ -65,15 +66,6 @@ SIZES = {
 }
 
 
-@dataclass(frozen=True)
-class Expected:
-    """What the target says of prompts without an engine."""
-
-    paths: Dict[int, Dict[Tuple[int, ...], float]]  # number of tokens -> their probabilities, from a draw's share on
-    likely: Dict[int, float]  # first tokens, twice as many as may be sampled
-    stops: Dict[int, Tuple[List[int], float]]  # prompt -> its greedy answer, and the smallest lead of a token in it
-
-
 class Session:
     """Engines and reference, made when the first check needs them."""
 
@@ -89,7 +81,6 @@ class Session:
         self.servers: Dict[str, Server] = {}
         self.engines: Dict[str, Client] = {}  # that have answered
         self._reference: Any = None
-        self._expected: Optional[Expected] = None
 
     def checks(self) -> Dict[str, Callable[[], Report]]:
         return {
@@ -132,16 +123,16 @@ class Session:
             self._reference = Reference(self.pair / "target")
         return self._reference
 
-    def expected(self) -> Expected:
-        if self._expected is None:
-            reference, prompt = self.reference(), self.prompts[SAMPLED_PROMPT]
-            least = 4.0 / self.size.draws
-            self._expected = Expected(
-                paths={length: reference.paths(prompt, length, TEMPERATURE, TOP_K, least) for length in (1, 2, 3)},
-                likely=reference.probabilities([prompt], TEMPERATURE, 2 * TOP_K)[0],
-                stops={number: reference.greedy(self.prompts[number], STOP_DEPTHS) for number in STOP_PROMPTS},
-            )
-        return self._expected
+    @cached_property
+    def expected_paths(self) -> Dict[int, Dict[Tuple[int, ...], float]]:
+        """Number of tokens -> the probabilities of so many, from those on that a few draws fall on."""
+        reference, prompt, least = self.reference(), self.prompts[SAMPLED_PROMPT], 4.0 / self.size.draws
+        return {length: reference.paths(prompt, length, TEMPERATURE, TOP_K, least) for length in (1, 2, 3)}
+
+    @cached_property
+    def expected_stops(self) -> Dict[int, Tuple[List[int], float]]:
+        """Prompt -> its greedy answer, and the smallest lead of a token in it."""
+        return {number: self.reference().greedy(self.prompts[number], STOP_DEPTHS) for number in STOP_PROMPTS}
 
     def engine(self) -> Client:
         """The engine that most checks ask: with ``auto`` where there is one, since that is what a GPU serves with."""
@@ -185,8 +176,11 @@ class Session:
 
     def check_engine(self) -> Report:
         self.start()
-        with contextlib.suppress(Exception):  # those who need it fail
-            self.expected()  # while the engines load
+        # What the target says without an engine, while they load. Where that fails, those who need it will say so.
+        with contextlib.suppress(Exception):
+            self.expected_stops  # noqa: B018
+        with contextlib.suppress(Exception):
+            self.expected_paths  # noqa: B018
         seconds = {}
         for budget, server in self.servers.items():
             try:
@@ -224,14 +218,14 @@ class Session:
         return "; ".join(said), data
 
     def check_sampling(self) -> Report:
-        draws, engine, expected = self.size.draws, self.engine(), self.expected()
+        prompt, draws, engine = self.prompts[SAMPLED_PROMPT], self.size.draws, self.engine()
         sampling = {"max_new_tokens": 3, "temperature": TEMPERATURE, "top_k": TOP_K}
-        answers = engine.generate_all([self.prompts[SAMPLED_PROMPT]] * draws, 32, **sampling)
+        answers = engine.generate_all([prompt] * draws, 32, **sampling)
         outputs = [tuple(answer["output_ids"]) for answer in answers]
         said: List[str] = []
         data: Dict[str, Any] = {}
         # The first token comes from prefill, the second from the root of a tree, the third mostly from a node of it.
-        for length, paths in expected.paths.items():
+        for length, paths in self.expected_paths.items():
             counts: Dict[Tuple[int, ...], int] = {}
             for output in outputs:
                 counts[output[:length]] = counts.get(output[:length], 0) + 1
@@ -245,7 +239,8 @@ class Session:
                     **data,
                 )
             said.append(f"{fit.chi2:.1f} of {fit.bound:.1f}")
-        stray = sum(output[0] not in expected.likely for output in outputs)
+        likely = self.reference().probabilities([prompt], TEMPERATURE, 2 * TOP_K)[0]
+        stray = sum(output[0] not in likely for output in outputs)
         if stray:
             raise Failed(
                 "wrong-value", f"{stray} of {draws} first tokens are not among the best: top_k={TOP_K} is ignored"
@@ -255,7 +250,7 @@ class Session:
     def check_stops(self) -> Report:
         engine = self.engine()
         asked = 0
-        for number, (full, margin) in self.expected().stops.items():
+        for number, (full, margin) in self.expected_stops.items():
             prompt = self.prompts[number]
             if margin < 2 * self.bound:
                 raise Failed("wrong-value", f"prompt {number} has a near-tie ({margin:.3f}): the pair is another one")

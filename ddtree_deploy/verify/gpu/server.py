@@ -161,8 +161,11 @@ class Server(Client):
             )
 
     def wait(self, limit_s: float = 300.0) -> float:
-        """Until it has answered a completion; the seconds that took since it was started. Raises EngineFailed."""
-        deadline = time.monotonic() + limit_s
+        """Until it has answered a completion; the seconds that took since it was started, as ``limit_s`` counts.
+
+        Raises EngineFailed.
+        """
+        deadline = self.began + limit_s
         body = {"input_ids": [5], "sampling_params": {"max_new_tokens": 2}}
         while time.monotonic() < deadline:
             if not self.alive():

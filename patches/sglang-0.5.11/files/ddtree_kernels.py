@@ -104,7 +104,8 @@ def _gather_groups_kernel(
     tl.store(out_ptr + slot * GROUP + lane, logits)
 
 
-# Columns of a group, groups of a program, and the vocabulary from which they pay.
+# Columns of a group, groups of a program, and the vocabulary from which groups pay; twice
+# as many columns as those of the groups that are looked at again.
 _GROUP, _GROUPS, _MIN_GROUPED_VOCAB = 64, 128, 32768
 
 
@@ -117,7 +118,7 @@ def ddtree_top_scores_triton(
     has one that is at least as good as any token of another group.
     """
     num_rows, num_cols = logits.shape
-    if num_cols < _MIN_GROUPED_VOCAB:
+    if num_cols < max(_MIN_GROUPED_VOCAB, 2 * num_tokens * _GROUP):
         scores, token_ids = torch.topk(logits, min(num_tokens, num_cols), dim=-1)
         return scores.float(), token_ids, _logsumexp(logits)
     num_groups = triton.cdiv(num_cols, _GROUP)
@@ -265,8 +266,10 @@ def _build_tree_kernel(
 
 
 def build_ddtree_shared_bytes(num_depths: int, budget: int) -> int:
-    """Shared memory of `build_ddtree_triton`: it sorts the kept prefixes of all depths."""
-    return 8 * next_power_of_2(num_depths * budget)
+    """Shared memory of `build_ddtree_triton`, which sorts the candidates of a depth, and
+    the kept prefixes of all depths."""
+    num_pairs = sum(budget // p for p in range(1, budget + 1))  # `_candidate_pairs`
+    return 8 * next_power_of_2(max(num_pairs, num_depths * budget))
 
 
 def build_ddtree_triton(

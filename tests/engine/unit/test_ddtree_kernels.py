@@ -39,7 +39,7 @@ def test_build_and_walk(kind, num_depths, vocab, budget):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(
     ("vocab", "num_tokens"),
-    [(1, 3), (7, 2), (8192, 5), (8193, 63), (32768, 63), (32769, 1), (40000, 511)],
+    [(1, 3), (7, 2), (8192, 5), (8193, 63), (32768, 63), (32769, 1), (40000, 511), (65473, 511)],
 )
 def test_top_scores(vocab, num_tokens, dtype):
     """Of large vocabularies by groups; ties across groups; one token that takes all, in the last, partial group; rows
