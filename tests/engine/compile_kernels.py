@@ -11,7 +11,7 @@ import sys
 
 import torch
 import triton
-from sglang.srt.speculative import ddtree_attention, ddtree_kernels
+from sglang.srt.speculative import ddtree_attention, ddtree_kernels, ddtree_top_scores
 from sglang.srt.speculative import ddtree_utils as utils
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -77,7 +77,7 @@ class Recorder:
 
 
 def record(architectures):
-    for module in (ddtree_kernels, ddtree_attention):
+    for module in (ddtree_top_scores, ddtree_kernels, ddtree_attention):
         for name, value in list(vars(module).items()):
             if isinstance(value, triton.JITFunction) and name.endswith("_kernel"):
                 setattr(module, name, Recorder(value, architectures))
@@ -85,7 +85,7 @@ def record(architectures):
 
 def build_walk_and_move(budget, dtype=torch.bfloat16, bs=2, num_depths=15, vocab=4096):
     logits = torch.randn(bs * num_depths, vocab).to(dtype)
-    scores, token_ids, lse = ddtree_kernels.ddtree_top_scores_triton(logits, budget)
+    scores, token_ids, lse = ddtree_top_scores.ddtree_top_scores_triton(logits, budget)
     shape = (bs, num_depths, -1)
     arguments = {
         "log_probs": (scores - lse).view(shape),

@@ -58,11 +58,11 @@ def check_build_and_walk(device: str, kind: str, bs: int, num_depths: int, vocab
 
 def check_top_scores(device: str, dtype: str, num_rows: int, vocab: int, num_tokens: int, scale: float = 10.0) -> float:
     """The best tokens of rows of logits are torch's; returns the error of the sums of exp(logits)."""
-    torch, kernels = _torch(), _engine("ddtree_kernels")
+    torch = _torch()
     generator = torch.Generator().manual_seed(3)
     logits = (torch.randn(num_rows, vocab, generator=generator) * scale).to(getattr(torch, dtype))
     logits[0] = logits[0, :1] + 200 * scale * (torch.arange(vocab) == vocab - 1)  # one token takes all
-    found = kernels.ddtree_top_scores_triton(logits.to(device), num_tokens)
+    found = _engine("ddtree_top_scores").ddtree_top_scores_triton(logits.to(device), num_tokens)
     scores, token_ids, lse = (tensor.cpu() for tensor in found)
     what = f"of {vocab} {dtype} logits"
     expected = logits.topk(min(num_tokens, vocab)).values.float()

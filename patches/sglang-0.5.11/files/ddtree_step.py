@@ -109,9 +109,11 @@ class DDTreeStep:
         if self.device == "cuda":
             from sglang.srt.speculative.ddtree_kernels import (
                 build_ddtree_triton,
-                ddtree_top_scores_triton,
                 move_path_kv_triton,
                 walk_ddtree_triton,
+            )
+            from sglang.srt.speculative.ddtree_top_scores import (
+                ddtree_top_scores_triton,
             )
 
             self.top_scores = ddtree_top_scores_triton

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from sglang.srt.speculative import ddtree_attention, ddtree_kernels
+from sglang.srt.speculative import ddtree_attention, ddtree_kernels, ddtree_top_scores
 from sglang.srt.speculative import ddtree_utils as utils
 
 
@@ -51,7 +51,7 @@ def test_top_scores(vocab, num_tokens, dtype):
     logits[0] = 5.0 + 5000 * (torch.arange(vocab) == vocab - 1)
     logits[1] = logits[1].round()
     logits[2] = logits[2].sort(descending=True).values  # the best are neighbours
-    scores, token_ids, lse = ddtree_kernels.ddtree_top_scores_triton(logits, num_tokens)
+    scores, token_ids, lse = ddtree_top_scores.ddtree_top_scores_triton(logits, num_tokens)
     expected = utils.ddtree_top_scores(logits, num_tokens)
     assert torch.equal(scores, expected[0]) and scores.dtype == torch.float32
     assert torch.equal(logits.gather(1, token_ids).float(), scores) and token_ids.dtype == torch.int64
@@ -62,7 +62,7 @@ def test_top_scores(vocab, num_tokens, dtype):
 
 def test_top_scores_of_an_empty_shard_of_the_vocabulary():
     logits = torch.empty(2, 0)
-    for a, b in zip(ddtree_kernels.ddtree_top_scores_triton(logits, 7), utils.ddtree_top_scores(logits, 7)):
+    for a, b in zip(ddtree_top_scores.ddtree_top_scores_triton(logits, 7), utils.ddtree_top_scores(logits, 7)):
         assert torch.equal(a, b)
 
 
