@@ -69,8 +69,11 @@ def put(params: Dict[str, Any], stream: BinaryIO) -> Dict[str, Any]:
                 raise StepError("blob-corrupt", f"blob {path.name[:12]} arrived with sha256 {digest.hexdigest()[:12]}")
             partial.replace(path)
         except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                partial.unlink()
+            try:
+                partial.unlink(missing_ok=True)
+            except BaseException:  # the signal that stops the agent comes once, and may come here
+                partial.unlink(missing_ok=True)
+                raise
             raise
     except OSError as error:
         raise write_error(error, params["root"]) from error

@@ -59,7 +59,7 @@ class Uv:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=self._environment,
-                preexec_fn=die_with_parent,
+                preexec_fn=die_with_parent(),
             )
         except OSError as error:
             hint = "install uv on the host, or take it off PATH there: ours is sent then"

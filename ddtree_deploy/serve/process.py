@@ -15,7 +15,7 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Iterable, List, Optional, Set
+from typing import Callable, Dict, Iterable, List, Optional, Set
 
 from ddtree_deploy.facts.system import boot_id
 
@@ -96,10 +96,17 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def die_with_parent() -> None:
+def die_with_parent() -> Callable[[], None]:
     """A ``preexec_fn``: the child is killed when the thread that forked it ends. A killed agent must not leave a child
     that goes on writing into what the next run removes."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    parent = os.getpid()
+
+    def arm() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it ended before that, and no signal will come
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return arm
 
 
 def _all_stats() -> Dict[int, Stat]:

@@ -139,7 +139,7 @@ class Supervisor:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=die_with_parent,  # without a supervisor nobody would restart or stop it
+                preexec_fn=die_with_parent(),  # without a supervisor nobody would restart or stop it
             )
         except OSError as error:
             raise InputError(

@@ -62,7 +62,7 @@ def apply(action: Action, context: StepContext) -> Dict[str, Any]:
                 env=environment,
                 cwd="/",
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=die_with_parent(),
             )
         except OSError as error:
             raise StepError(

@@ -85,7 +85,7 @@ def _run_process(
             stderr=subprocess.STDOUT,
             pass_fds=[events_end],
             start_new_session=True,
-            preexec_fn=die_with_parent,
+            preexec_fn=die_with_parent(),
         )
     except OSError as error:
         os.close(events)

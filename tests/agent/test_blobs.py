@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import sys
 import time
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from agent_process import AgentProcess
+
+from ddtree_deploy.agent import blobs
 
 DATA = b"0123456789abcdef" * 100_000
 
@@ -106,3 +109,19 @@ def test_controller_gone_in_the_middle_of_a_blob(agent: AgentProcess, tmp_path: 
     agent.stdin.close()
     assert agent.process.wait(20) == 130
     assert list(folder.iterdir()) == []
+
+
+def test_the_signal_that_stops_the_agent_while_it_cleans_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of input and the signal come together; the signal once."""
+    unlink, stopped = Path.unlink, [KeyboardInterrupt]
+
+    def interrupted(path: Path, missing_ok: bool = False) -> None:
+        if stopped:
+            raise stopped.pop()
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", interrupted)
+    with pytest.raises(BrokenPipeError):
+        blobs.put(params(tmp_path, DATA), io.BytesIO(DATA[:1000]))
+    assert list((tmp_path / "cache" / "blobs").iterdir()) == []
+    assert not stopped

@@ -100,3 +100,30 @@ def test_found_by_marker_by_session_and_by_descent() -> None:
 def test_identity_of_nobody() -> None:
     assert identify(2**22 + 1) is None
     assert not send_signal(ProcessIdentity(2**22 + 1, 1, "x"), signal.SIGKILL)
+
+
+FORK = """
+import os, sys, time
+from ddtree_deploy.serve.process import die_with_parent
+arm, parent = die_with_parent(), os.getpid()
+if os.fork() == 0:
+    while sys.argv[1] == "gone" and os.getppid() == parent:
+        time.sleep(0.01)
+    arm()
+    print("armed", flush=True)
+    time.sleep(60)
+time.sleep(0 if sys.argv[1] == "gone" else 60)
+"""
+
+
+def test_a_child_ends_with_its_parent() -> None:
+    with subprocess.Popen([sys.executable, "-c", FORK, "stays"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "armed\n"
+        process.kill()
+        assert process.communicate(timeout=20)[0] == "", "the pipe is closed: nobody is left"
+
+
+def test_a_child_whose_parent_was_killed_before_it_was_armed() -> None:
+    """No signal comes for a parent that ended between fork and ``prctl``."""
+    done = subprocess.run([sys.executable, "-c", FORK, "gone"], capture_output=True, text=True, timeout=20)
+    assert done.stdout == ""

@@ -16,7 +16,7 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 _LIBC = ctypes.CDLL(None)  # loaded now: nothing may be loaded between fork and exec
 _PR_SET_PDEATHSIG = 1
@@ -157,7 +157,7 @@ class Server(Client):
                 env=None if environment is None else dict(environment),
                 cwd="/",
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=_die_with_parent(),
             )
 
     def wait(self, limit_s: float = 300.0) -> float:
@@ -192,6 +192,13 @@ class Server(Client):
         self.process.wait()
 
 
-def _die_with_parent() -> None:
-    """The engine's own children end with it in the same way."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def _die_with_parent() -> Callable[[], None]:
+    """A ``preexec_fn``. The engine's own children end with it in the same way."""
+    parent = os.getpid()
+
+    def arm() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it ended before that, and no signal will come
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return arm
