@@ -22,6 +22,7 @@ _PACKAGE = Path(ddtree_deploy.__file__).parent
 
 SAFE_FILES = {
     "__init__.py",
+    "children.py",
     "errors.py",
     "codec.py",
     "units.py",

@@ -8,10 +8,10 @@ import shutil
 import subprocess
 from typing import Callable, Dict, List, Optional
 
+from ddtree_deploy.children import die_with_parent
 from ddtree_deploy.errors import StepError
 from ddtree_deploy.release.clone import choose_method
 from ddtree_deploy.release.uv_errors import masked, uv_error
-from ddtree_deploy.serve.process import die_with_parent
 
 _DROPPED = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "UV_PROJECT_ENVIRONMENT", "UV_SYSTEM_PYTHON")
 

@@ -15,14 +15,13 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Dict, Iterable, List, Optional, Set
+from typing import Dict, Iterable, List, Optional, Set
 
 from ddtree_deploy.facts.system import boot_id
 
 MARKER = "DDTREE_SERVICE"  # environment variable of every process of a service: "<name>:<boot id>:<nonce>"
 
 _LIBC = ctypes.CDLL(None, use_errno=True)  # loaded now: nothing may be loaded between fork and exec
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -94,19 +93,6 @@ def become_subreaper() -> None:
     """Orphans among our descendants become our children instead of pid 1's (prctl(2))."""
     if _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
-
-
-def die_with_parent() -> Callable[[], None]:
-    """A ``preexec_fn``: the child is killed when the thread that forked it ends. A killed agent must not leave a child
-    that goes on writing into what the next run removes."""
-    parent = os.getpid()
-
-    def arm() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it ended before that, and no signal will come
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return arm
 
 
 def _all_stats() -> Dict[int, Stat]:

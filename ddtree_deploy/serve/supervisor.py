@@ -27,6 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, Optional
 
+from ddtree_deploy.children import die_with_parent
 from ddtree_deploy.errors import DeployError, InputError, StepError
 from ddtree_deploy.serve import readiness
 from ddtree_deploy.serve.command import engine_command
@@ -37,7 +38,6 @@ from ddtree_deploy.serve.process import (
     MARKER,
     ProcessIdentity,
     become_subreaper,
-    die_with_parent,
     identify,
     kill_service_processes,
     reap_children,

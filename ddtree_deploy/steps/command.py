@@ -10,12 +10,12 @@ import time
 from typing import Any, Dict, List
 
 from ddtree_deploy.agent.protocol import Progress
+from ddtree_deploy.children import die_with_parent
 from ddtree_deploy.errors import StepError
 from ddtree_deploy.plan.draft import PlanDraft
 from ddtree_deploy.plan.inputs import PlanInputs
 from ddtree_deploy.plan.model import Action
 from ddtree_deploy.serve.environment import service_environment
-from ddtree_deploy.serve.process import die_with_parent
 from ddtree_deploy.steps.context import StepContext
 
 _TAIL_LINES = 20

@@ -52,6 +52,7 @@ KEPT = (
 LIMITED = ["--max-total-tokens", "20000", "--mem-fraction-static", "0.8", "--cuda-graph-max-bs", "32"]
 FILES = (
     "__init__.py",
+    "children.py",
     "verify/__init__.py",
     "verify/probe.py",
     "verify/gpu/__init__.py",

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ddtree_deploy.agent.protocol import Progress, ProgressSink
-from ddtree_deploy.serve.process import die_with_parent
+from ddtree_deploy.children import die_with_parent
 
 _OUTPUT_LIMIT = 400  # lines kept of one check
 _MARK = "\x02check "  # begins the line that the probe prints before a check's own output

@@ -104,7 +104,7 @@ def test_identity_of_nobody() -> None:
 
 FORK = """
 import os, sys, time
-from ddtree_deploy.serve.process import die_with_parent
+from ddtree_deploy.children import die_with_parent
 arm, parent = die_with_parent(), os.getpid()
 if os.fork() == 0:
     while sys.argv[1] == "gone" and os.getppid() == parent:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import http.client
 import json
 import os
@@ -16,10 +15,10 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-_LIBC = ctypes.CDLL(None)  # loaded now: nothing may be loaded between fork and exec
-_PR_SET_PDEATHSIG = 1
+from ddtree_deploy.children import die_with_parent
+
 _TROUBLE = ("leak", "Traceback (most recent call last)", "CUDA error", "illegal memory access")
 
 
@@ -157,7 +156,7 @@ class Server(Client):
                 env=None if environment is None else dict(environment),
                 cwd="/",
                 start_new_session=True,
-                preexec_fn=_die_with_parent(),
+                preexec_fn=die_with_parent(),  # and the engine's own children end with it
             )
 
     def wait(self, limit_s: float = 300.0) -> float:
@@ -190,15 +189,3 @@ class Server(Client):
                 self.process.poll()  # a zombie is still a member of the group
                 time.sleep(0.05)
         self.process.wait()
-
-
-def _die_with_parent() -> Callable[[], None]:
-    """A ``preexec_fn``. The engine's own children end with it in the same way."""
-    parent = os.getpid()
-
-    def arm() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it ended before that, and no signal will come
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return arm
