@@ -26,7 +26,7 @@ lint: $(VENV)/.ready
 	$(BIN)/mypy
 
 fast: $(VENV)/.ready
-	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m "not e2e" tests  # half of their time they wait
+	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m "not e2e" tests
 
 e2e: $(VENV)/.ready
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope -m "e2e and not gpu and not slow" tests
