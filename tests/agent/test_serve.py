@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 from agent_process import AgentProcess, source_agent
+from processes import alive, wait_until
 
 from ddtree_deploy.agent.protocol import PROTOCOL
 
@@ -140,18 +140,6 @@ def test_a_long_operation_shows_that_it_lives(agent: AgentProcess) -> None:
     assert "result" in agent.ask("hello", id=2)
 
 
-def _gone(pid: int) -> bool:
-    for _ in range(200):
-        try:
-            os.kill(pid, 0)
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except (ProcessLookupError, FileNotFoundError):
-            return True
-        time.sleep(0.05)
-    return False
-
-
 @pytest.mark.parametrize("how", ["eof", "term", "hangup"])
 def test_stops_in_the_middle_of_an_operation(agent: AgentProcess, tmp_path: Path, how: str) -> None:
     started, ended = tmp_path / "started", tmp_path / "ended"
@@ -165,7 +153,7 @@ def test_stops_in_the_middle_of_an_operation(agent: AgentProcess, tmp_path: Path
         assert agent.receive()["error"]["id"] == "agent-stopped"
     assert agent.process.wait(20) == 130
     assert ended.read_text() == "cleaned up"
-    assert _gone(child)
+    wait_until(lambda: not alive(child), "its child to end", 10)
 
 
 def test_ends_at_end_of_input(agent: AgentProcess) -> None:

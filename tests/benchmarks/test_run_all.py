@@ -14,6 +14,7 @@ from pathlib import Path
 import bench_server
 import pytest
 import run_all
+from processes import alive, wait_until
 
 LEAVES_A_SERVER = """
 import subprocess, sys, time
@@ -22,13 +23,6 @@ print(server.pid, flush=True)
 time.sleep({seconds})
 sys.exit({code})
 """
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize(("seconds", "code", "status"), [(0, 0, "ok"), (0, 3, "failed"), (600, 0, "timeout")])
@@ -41,10 +35,7 @@ def test_a_stage_ends_in_time_and_leaves_nothing(tmp_path: Path, seconds, code, 
     )
     assert run["status"] == status and time.monotonic() - begin < 20
     server = int(run["output"].split()[0])
-    deadline = time.monotonic() + 5
-    while alive(server) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not alive(server)
+    wait_until(lambda: not alive(server), "the server to end", 5)
     assert kept or seconds == 0
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import venvs
 from e2e.program import Program
 from hosts.sshd import Sshd
+from processes import largest
 
 PROFILE = """\
 name: small
@@ -47,6 +48,10 @@ class Hosts:
     @property
     def current(self) -> Path:
         return (self.root / "current").resolve()
+
+    def arriving(self) -> int:
+        """Bytes of the largest file that has come in part."""
+        return largest((self.root / "cache" / "donor").glob("*.partial"))
 
     def allow_directly(self, host_key: bool = True) -> None:
         """Let the target log in to the donor by itself: a key of its own, and the donor's host key."""

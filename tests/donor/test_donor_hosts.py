@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import venvs
 from donor_hosts import Hosts, make_hosts
-from e2e.program import Ran, end, wait_until
+from e2e.program import Ran, end
 from hosts.sshd import find_sshd
+from processes import command_line, wait_until
 
 pytestmark = [
     pytest.mark.e2e,
@@ -128,20 +129,16 @@ def test_broken_off_and_again(hosts: Hosts, donor: Path, directly: bool) -> None
     if directly:
         hosts.allow_directly()
     library = make_big(donor)
-    store = hosts.root / "cache" / "donor"
     process = hosts.program.start("provision", "target", "--from", "giver", "--playbook", "short", "--json")
 
-    def arriving() -> int:
-        return max((path.stat().st_size for path in store.glob("*.partial")), default=0)
-
     try:
-        wait_until(lambda: process.poll() is not None or arriving() > 8 << 20, "the big file", 120)
+        wait_until(lambda: process.poll() is not None or hosts.arriving() > 8 << 20, "the big file", 120)
         assert process.poll() is None, process.communicate()
         os.kill(process.pid, signal.SIGKILL)  # the controller, and with it the connections
     finally:
         end(process)
     wait_until(lambda: not hosts.target.processes(), "the agents to end", 60)
-    kept = arriving()
+    kept = hosts.arriving()
     assert 8 << 20 < kept < BIG
     assert not (hosts.root / "current").exists() and not list(hosts.root.glob("cache/staging/*"))
     ran = provision(hosts)
@@ -154,10 +151,9 @@ def test_broken_off_and_again(hosts: Hosts, donor: Path, directly: bool) -> None
 def test_the_direct_way_breaks_and_the_other_goes_on(hosts: Hosts, donor: Path) -> None:
     hosts.allow_directly()
     library = make_big(donor)
-    store = hosts.root / "cache" / "donor"
     process = hosts.program.start("provision", "target", "--from", "giver", "--playbook", "short", "--json")
     try:
-        wait_until(lambda: any(path.stat().st_size > 4 << 20 for path in store.glob("*.partial")), "the big file", 120)
+        wait_until(lambda: hosts.arriving() > 4 << 20, "the big file", 120)
         kill_sender(hosts)
         out, err = process.communicate(timeout=240)
     finally:
@@ -172,7 +168,7 @@ def test_the_direct_way_breaks_and_the_other_goes_on(hosts: Hosts, donor: Path) 
 def kill_sender(hosts: Hosts) -> None:
     """The process that the target has started on the donor's host."""
     for pid in hosts.donor.processes():
-        if b"donor-send" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if b"donor-send" in command_line(pid):
             os.kill(pid, signal.SIGKILL)
             return
     raise AssertionError("no sender")
@@ -180,16 +176,15 @@ def kill_sender(hosts: Hosts) -> None:
 
 def test_interrupted_by_ctrl_c(hosts: Hosts, donor: Path) -> None:
     make_big(donor)
-    store = hosts.root / "cache" / "donor"
     process = hosts.program.start("provision", "target", "--from", "giver", "--playbook", "short", "--json")
     try:
-        wait_until(lambda: any(path.stat().st_size > 4 << 20 for path in store.glob("*.partial")), "the big file", 120)
+        wait_until(lambda: hosts.arriving() > 4 << 20, "the big file", 120)
         os.kill(process.pid, signal.SIGINT)
         process.communicate(timeout=100)
     finally:
         end(process)
     assert process.returncode == 130
-    assert list(store.glob("*.partial"))
+    assert hosts.arriving() > 0
     provision(hosts)
     assert imported(hosts) == "2 True 3\n"
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from e2e.base_venv import make_plain_venv
 from e2e.fixtures import host_entry, supported
-from e2e.program import Program, mentioning
+from e2e.program import Program
 from e2e.refused import QUICK
 from e2e.small import Small, make_small
+from processes import mentioning
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

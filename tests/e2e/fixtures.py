@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 from e2e.base_venv import UV, make_base_venv
-from e2e.program import PROJECT, Program, Ran, end, kill_with_agent, mentioning, wait_until
+from e2e.program import PROJECT, Program, Ran, end, kill_with_agent
 from e2e.snapshot import Entry, snapshot
+from processes import mentioning, wait_until
 from shared import is_made, made_once
 
 PAIR = PROJECT / "pairs" / "nano"

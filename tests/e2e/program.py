@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from processes import children, descendants
 
 PROJECT = Path(__file__).resolve().parents[2]
 COMMAND = [str(Path(sys.executable).with_name("ddtree-deploy"))]
@@ -95,39 +96,6 @@ def end(process: subprocess.Popen[str]) -> None:
             stream.close()
 
 
-def wait_until(true: Callable[[], object], what: str, seconds: float = 120) -> Any:
-    """Poll until ``true()``; what it returned."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        found = true()
-        if found:
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"{what}: not within {seconds:.0f} s")
-
-
-def children() -> dict[int, list[int]]:
-    """Process -> those that it started."""
-    found: dict[int, list[int]] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):
-                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                found.setdefault(parent, []).append(int(folder.name))
-    return found
-
-
-def descendants(pid: int) -> list[int]:
-    """Processes that ``pid`` started, and those they started, whatever their group or session."""
-    known = children()
-    found, todo = [], [pid]
-    while todo:
-        for child in known.get(todo.pop(), []):
-            found.append(child)
-            todo.append(child)
-    return found
-
-
 def kill_with_agent(pid: int) -> None:
     """SIGKILL the controller ``pid`` and its agent at once, and nobody else: what the agent has started (uv, checks)
     must end without being told."""
@@ -146,16 +114,3 @@ def _kill(pids: list[int]) -> None:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-
-
-def mentioning(text: str) -> dict[int, str]:
-    """Live processes with ``text`` in their arguments or environment: pid -> command line."""
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit() or int(folder.name) == os.getpid():
-            continue
-        with contextlib.suppress(OSError):
-            words = (folder / "cmdline").read_bytes()
-            if words and text.encode() in words + (folder / "environ").read_bytes():
-                found[int(folder.name)] = words.replace(b"\0", b" ").decode("utf-8", "replace").strip()
-    return found

@@ -10,9 +10,10 @@ import socket
 from pathlib import Path
 
 import pytest
-from e2e.program import Program, mentioning
+from e2e.program import Program
 from e2e.refused import QUICK, refused
 from e2e.small import Small
+from processes import mentioning
 
 
 class TestGpus:

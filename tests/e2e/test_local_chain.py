@@ -17,8 +17,9 @@ import pytest
 from e2e.base_venv import make_plain_venv, site_packages
 from e2e.engine_client import generate
 from e2e.fixtures import PROFILE, LocalRelease, host_entry
-from e2e.program import Program, end, environment, kill_with_agent, mentioning, wait_until
+from e2e.program import Program, end, environment, kill_with_agent
 from e2e.snapshot import Entry, mentions, snapshot, without_links
+from processes import mentioning, wait_until
 
 STEPS = ["clone", "overlay", "patch", "audit", "smoke", "activate"]
 CHECKS = ["torch", "torchvision", "algorithm", "modules", "kernel", "server"]

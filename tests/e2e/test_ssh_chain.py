@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from e2e.engine_client import chat, generate
 from e2e.fixtures import PAIR, LocalRelease, host_entry
-from e2e.program import Program, mentioning
+from e2e.program import Program
 from e2e.snapshot import snapshot, without_links
 from hosts.sshd import SilentPort, Sshd, free_port, make_key
+from processes import mentioning
 
 pytestmark = pytest.mark.hosts
 

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 import shared
+from processes import descendants, name
 
 from ddtree_deploy.transport import ConnectionSettings
 
@@ -130,15 +131,15 @@ class Sshd:
     def drop_connections(self) -> None:
         """Kill the processes that serve connections, as a crash or reboot would."""
         assert self._process is not None
-        for pid in _descendants(self._process.pid):
-            if _command(pid).startswith("sshd"):
+        for pid in descendants(self._process.pid):
+            if name(pid).startswith("sshd"):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
     def processes(self) -> list[int]:
         """What runs in its sessions, sshd's own processes left out."""
         assert self._process is not None
-        return [pid for pid in _descendants(self._process.pid) if not _command(pid).startswith("sshd")]
+        return [pid for pid in descendants(self._process.pid) if not name(pid).startswith("sshd")]
 
     def __enter__(self) -> Self:
         return self.start()
@@ -203,25 +204,3 @@ class SilentPort:
         self._socket.close()
         for connection in self._accepted:
             connection.close()
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
-
-
-def _descendants(pid: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):
-                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(folder.name))
-    found, todo = [], [pid]
-    while todo:
-        for child in children.get(todo.pop(), []):
-            found.append(child)
-            todo.append(child)
-    return found

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import command_line
 from served_host import Host
 
 from ddtree_deploy.agent.protocol import silent
@@ -69,7 +70,7 @@ def running(state: ServiceState) -> list[int]:
 def scheduler(state: ServiceState) -> int:
     """The engine's scheduler, which sets its title."""
     for pid in running(state):
-        if b"scheduler" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if b"scheduler" in command_line(pid):
             return pid
     raise AssertionError("no scheduler among the service's processes")
 
@@ -94,7 +95,7 @@ def test_a_service_from_launch_to_stop(host: Host) -> None:
     assert "api_key='***'" in host.log()  # the engine prints its arguments
     assert KEY not in host.log()
     for pid in running(host.state()):
-        assert KEY not in Path(f"/proc/{pid}/cmdline").read_text()
+        assert KEY.encode() not in command_line(pid)
 
     # a dead scheduler ends the engine, and the supervisor brings it back
     first = host.state()

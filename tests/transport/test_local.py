@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import alive, wait_until
 
 from ddtree_deploy.agent.bundle import build_bundle
 from ddtree_deploy.agent.protocol import Progress
@@ -30,13 +31,6 @@ def cached(home: Path) -> Path:
 
 def agent_pid(session: AgentSession) -> int:
     return session._stream._process.pid  # type: ignore[attr-defined]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_the_agent_is_sent_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +218,7 @@ def test_interrupting_the_controller_ends_the_agent(tmp_path: Path) -> None:
         pid = agent_pid(agent)
         with pytest.raises(KeyboardInterrupt):
             agent.call("facts", {"root": str(tmp_path / "root")}, interrupt)
-        assert not is_running(pid)
+        assert not alive(pid)
 
 
 def test_closing_ends_the_agent() -> None:
@@ -233,11 +227,7 @@ def test_closing_ends_the_agent() -> None:
         pid = agent_pid(agent)
         agent.close()
         agent.close()
-    for _ in range(100):
-        if not is_running(pid):
-            break
-        time.sleep(0.05)
-    assert not is_running(pid)
+    wait_until(lambda: not alive(pid), "the agent to end", 5)
 
 
 def test_an_agent_that_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +239,7 @@ def test_an_agent_that_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(UnreachableError) as caught:
             agent.call("hello")
         assert caught.value.id == "host-silent"
-        assert not is_running(pid)
+        assert not alive(pid)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +291,7 @@ def test_another_thread_ends_a_call(tmp_path: Path) -> None:
         agent.close()
         worker.join(20)
         assert not worker.is_alive()
-        assert not is_running(pid)
+        assert not alive(pid)
     assert [getattr(error, "id", error) for error in errors] in (["agent-stopped"], ["agent-closed"])
 
 

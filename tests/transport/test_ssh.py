@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from hosts.sshd import SilentPort, Sshd, find_sshd, free_port, make_key
+from processes import command_line, wait_until
 
 from ddtree_deploy.agent.bundle import build_bundle
 from ddtree_deploy.agent.protocol import Progress
@@ -298,7 +299,7 @@ def test_a_connection_that_is_lost(tmp_path: Path, which: int) -> None:
             error = in_the_middle(transport, tmp_path / "root", [host, gate][which].drop_connections)
         assert isinstance(error, UnreachableError)
         assert error.id == "connection-lost"
-        wait_until(lambda: not agents(host))
+        wait_until(lambda: not agents(host), "the agents to end", 10)
         assert not list((tmp_path / "root").rglob("*.partial"))
 
 
@@ -338,19 +339,4 @@ def test_blobs_over_ssh(settings: ConnectionSettings, options: ConnectOptions, t
 
 def agents(host: Sshd) -> list[int]:
     """The agent's processes on the host."""
-    found = []
-    for pid in host.processes():
-        try:
-            if b"agent-" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-        except OSError:
-            continue
-    return found
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(200):
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it did not come true")
+    return [pid for pid in host.processes() if b"agent-" in command_line(pid)]

@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 import pytest
 from cli.cli_support import run, write_inventory
 from doubles.nvidia_smi_double import install
+from processes import alive, wait_until
 from release_double import fill, make_venv
 
 from ddtree_deploy.agent.protocol import silent
@@ -139,23 +140,6 @@ SERVES = """
     """
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
-
-
-def ended(pids: list[int]) -> bool:
-    """Whether they all end soon; the limit only ends a test that would hang."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if not any(map(alive, pids)):
-            return True
-        time.sleep(0.05)
-    return False
-
-
 def serving_release(folder: Path, **changes: str) -> tuple[Path, Path]:
     """A release whose engine answers everything with nothing, and the file with its processes' numbers."""
     pids = folder / "pids"
@@ -194,7 +178,7 @@ def test_engines_end_with_what_started_them(tmp_path: Path, how: str) -> None:
                 assert all(map(alive, started))
                 agent.kill()
             assert agent.wait(60) == (0 if how == "hang" else -9)
-            assert ended(started)
+            wait_until(lambda: not any(map(alive, started)), "the processes to end", 20)
         finally:
             agent.kill()
             agent.wait()
