@@ -30,6 +30,11 @@ def gpu_mib(index: str) -> int:
     return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0])
 
 
+def visible_gpu() -> str:
+    """nvidia-smi's index of the GPU that a server takes."""
+    return (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0]
+
+
 def resident_mib(group: int) -> int:
     """Resident memory of a process group."""
     total = 0
@@ -56,7 +61,7 @@ def main() -> None:
     stop_on_sigterm()
     prompts = json.loads(options.prompts.read_text())
     context = options.context
-    index = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0]
+    index = visible_gpu()
     base = [
         "--attention-backend", options.backend, "--context-length", str(context), "--max-total-tokens",
         str(context + 16384), "--max-running-requests", "32",

@@ -127,6 +127,14 @@ STAGES: dict[str, Stage] = {
         [],
         ["--context", "9000"],
     ),
+    "verify": Stage(
+        "how long `verify --gpu` takes, and its GPU memory",
+        2.5,
+        "verify_gpu.py",
+        [],
+        ["--size", "small"],
+        needs="pair",
+    ),
     "tensor_parallel": Stage(
         "answers and tokens/s of TP 2 beside TP 1",
         5.0,

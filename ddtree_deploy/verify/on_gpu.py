@@ -48,8 +48,8 @@ KEPT = (
     "--disable-cuda-graph",
     "--disable-radix-cache",
 )
-# Little memory and a quick start; no check asks for larger batches than are captured.
-LIMITED = ["--max-total-tokens", "20000", "--mem-fraction-static", "0.8", "--cuda-graph-max-bs", "32"]
+# Little memory and a quick start: few graphs, and no check asks for larger batches than are captured.
+LIMITED = ["--max-total-tokens", "20000", "--mem-fraction-static", "0.8", "--cuda-graph-bs", "1", "4", "16", "32"]
 FILES = (
     "__init__.py",
     "children.py",
@@ -139,21 +139,41 @@ def run_gpu_checks(
     variables = service_environment(release, environment, gpu_index=gpu_index)
     kept = [token for name, tokens in split_options(engine_arguments) if name in KEPT for token in tokens]
     own = ["--dtype", "float32"] if on_cpu else LIMITED
+    arguments = merge_arguments(profile_arguments(release), [*own, *kept])
+    with program_folder(pair) as folder:
+        python = release_python(release)
+        return run_in(folder, python, release, variables, arguments, on_cpu, progress, size, limit_s)
+
+
+def run_in(
+    folder: Path,
+    python: Path,
+    release: Path,
+    variables: Mapping[str, str],
+    arguments: Sequence[str],
+    on_cpu: bool,
+    progress: ProgressSink,
+    size: str = "full",
+    limit_s: float = LIMIT_S,
+) -> List[Outcome]:
+    """The checks by ``python`` in a :func:`program_folder`, where the engines' logs are afterwards.
+
+    ``variables`` and ``arguments``: the whole environment, and what each engine is started with beside its models.
+    """
     settings = {
         "device": "cpu" if on_cpu else "cuda",
-        "arguments": merge_arguments(profile_arguments(release), [*own, *kept]),
+        "arguments": list(arguments),
         "dtype": "float32" if on_cpu else "bfloat16",
         "size": size,
+        "pair": str(folder / "pair"),
+        "folder": str(folder),
     }
-    with _folder(pair) as folder:
-        settings.update(pair=str(folder / "pair"), folder=str(folder))
-        (folder / "settings.json").write_text(json.dumps(settings), "utf-8")
-        program = [_PROGRAM, str(folder)]
-        return run_probe(release_python(release), release, variables, list(TITLES), limit_s, progress, program)
+    (folder / "settings.json").write_text(json.dumps(settings), "utf-8")
+    return run_probe(python, release, variables, list(TITLES), limit_s, progress, [_PROGRAM, str(folder)])
 
 
 @contextlib.contextmanager
-def _folder(pair: Mapping[str, str]) -> Iterator[Path]:
+def program_folder(pair: Mapping[str, str]) -> Iterator[Path]:
     """A folder with the checks' program and the pair, gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="ddtree-verify-") as name:
         folder = Path(name)
