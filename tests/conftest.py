@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import signal
@@ -12,6 +13,13 @@ from pathlib import Path
 import pytest
 
 pytest_plugins = ["e2e.fixtures", "e2e.units"]
+
+with contextlib.suppress(ImportError):  # the python of a release reads this too, and may have none
+    from hypothesis import HealthCheck, settings
+
+    # The same examples in every run, however long a busy machine takes for them.
+    settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("tests")
 
 # A shell's `&` starts programs that ignore SIGINT, and theirs do too: no test of Ctrl-C could pass.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -160,8 +160,11 @@ def _venvs(layout: Layout, base: str) -> List[str]:
 
 
 def _recorded(venv: str, site: str, record: str, wanted: Dict[str, str]) -> Iterator[Tuple[str, str]]:
-    with open(record, "rb") as stream:
-        rows = parse_record(stream.read())
+    try:
+        with open(record, "rb") as stream:
+            rows = parse_record(stream.read())
+    except FileNotFoundError:  # a release that is pruned meanwhile: what is looked for here takes no lock
+        return
     for path, digest, _ in rows:
         sha256 = wanted.get(digest)
         inside = venv_path(site, path) if sha256 is not None else None

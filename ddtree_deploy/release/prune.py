@@ -156,7 +156,11 @@ def _prune_cache(layout: Layout, kept: List[str]) -> List[str]:
             continue
         for name in names:
             path = folder / name
-            if name in needed or time.time() - os.lstat(path).st_mtime < young:
+            try:
+                age = time.time() - os.lstat(path).st_mtime
+            except FileNotFoundError:  # half a blob whose other half has arrived: blobs are sent without the lock
+                continue
+            if name in needed or age < young:
                 continue
             if path.is_dir() and not path.is_symlink():
                 doomed = folder / (name + REMOVING)

@@ -47,7 +47,10 @@ def list_releases(root: str) -> List[ReleaseInfo]:
         path = os.path.join(layout.releases, name)
         record = read_record(path)
         if record is None:
-            seconds = os.stat(path).st_mtime
+            try:
+                seconds = os.stat(path).st_mtime
+            except FileNotFoundError:  # removed meanwhile: nobody holds the lock for a list
+                continue
             created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
             found.append(ReleaseInfo(name, path, "", created, name == current, False, ""))
         else:
@@ -97,7 +100,10 @@ def list_foreign(root: str) -> List[str]:
 
 def leads_to_partial(entry: os.DirEntry[str]) -> bool:
     """True for the symlink that has a release's name while it is being built."""
-    return entry.is_symlink() and os.readlink(entry.path).endswith(PARTIAL)
+    try:
+        return entry.is_symlink() and os.readlink(entry.path).endswith(PARTIAL)
+    except FileNotFoundError:  # built meanwhile
+        return True
 
 
 def history(layout: Layout) -> List[str]:

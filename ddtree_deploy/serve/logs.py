@@ -10,7 +10,7 @@ import os
 import re
 import threading
 from pathlib import Path
-from typing import IO, Iterable, List, Optional, Tuple
+from typing import IO, Dict, Iterable, List, Optional, Tuple
 
 LIMIT_BYTES = 32 * 1024 * 1024
 KEEP = 3  # rotated files beside the current one
@@ -88,23 +88,33 @@ def tail(path: Path, lines: int) -> Tuple[List[str], Optional[str]]:
 def read_from(path: Path, cursor: Optional[str]) -> Tuple[List[str], Optional[str]]:
     """The complete lines after ``cursor`` and the next cursor; from the beginning if ``cursor`` is None or unknown."""
     inode, offset = _parse(cursor)
-    files = [file for file in (*(_rotated(path, n) for n in range(KEEP, 0, -1)), path) if file.exists()]
-    found = [index for index, file in enumerate(files) if file.stat().st_ino == inode]
-    if not found:
-        files, offset = files[-1:], 0
     lines: List[str] = []
-    for file in files[found[0] :] if found else files:
-        with file.open("rb") as stream:
-            now = os.fstat(stream.fileno())
-            start = min(offset, now.st_size)
+    with contextlib.ExitStack() as stack:
+        files = _open_all(path, stack)
+        found = [index for index, (_, its_inode) in enumerate(files) if its_inode == inode]
+        if not found:
+            files, offset = files[-1:], 0
+        for stream, its_inode in files[found[0] :] if found else files:
+            start = min(offset, os.fstat(stream.fileno()).st_size)
             stream.seek(start)
             data = stream.read(_READ_LIMIT)
-        complete = data[: data.rfind(b"\n") + 1]
-        lines += complete.decode("utf-8", "replace").splitlines()
-        cursor, offset = f"{now.st_ino}:{start + len(complete)}", 0
-        if len(data) == _READ_LIMIT:
-            break  # the caller comes again with this cursor
+            complete = data[: data.rfind(b"\n") + 1]
+            lines += complete.decode("utf-8", "replace").splitlines()
+            cursor, offset = f"{its_inode}:{start + len(complete)}", 0
+            if len(data) == _READ_LIMIT:
+                break  # the caller comes again with this cursor
     return lines, cursor
+
+
+def _open_all(path: Path, stack: contextlib.ExitStack) -> List[Tuple[IO[bytes], int]]:
+    """The log's files and their inodes, the oldest first. Opened from the newest on: one that is rotated meanwhile is
+    met again under its next name, and none is missed."""
+    found: Dict[int, IO[bytes]] = {}
+    for file in (path, *(_rotated(path, number) for number in range(1, KEEP + 1))):
+        with contextlib.suppress(FileNotFoundError):
+            stream = stack.enter_context(file.open("rb"))
+            found.setdefault(os.fstat(stream.fileno()).st_ino, stream)
+    return [(stream, inode) for inode, stream in reversed(list(found.items()))]
 
 
 def find_cause(lines: List[str]) -> Optional[str]:

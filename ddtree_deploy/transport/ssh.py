@@ -135,7 +135,11 @@ class SshStream(Stream):
         if not self._channel.status_event.wait(timeout):
             return None
         status = self._channel.exit_status
-        return status if status >= 0 else None  # -1: ended by a signal, or the connection is gone
+        if status >= 0:
+            return status
+        if not self._channel.eof_received:  # no signal ended it: paramiko closes the channels, and then calls it lost
+            self._transport.join(2.0)
+        return None
 
     def lost(self) -> bool:
         return not self._transport.is_active()

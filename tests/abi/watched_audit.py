@@ -68,7 +68,7 @@ class WatchedAudits:
     ) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(10)
+        self._process.wait(60)
         self._process.stdout.close()
 
     def audit(self, venv: Venv, *then: str) -> tuple[list[Finding], list[str]]:

@@ -15,7 +15,6 @@ class AgentProcess:
     """A context manager over ``command``; ``send`` and ``receive`` are lines of the protocol."""
 
     def __init__(self, command: list[str], **environment: str) -> None:
-        self.heartbeats = 0
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=pipe, env={**os.environ, **environment}, start_new_session=True
@@ -34,7 +33,6 @@ class AgentProcess:
             answer = dict(json.loads(line))
             if "heartbeat" not in answer:
                 return answer
-            self.heartbeats += 1
 
     def ask(self, op: str, params: dict[str, Any] | None = None, id: int = 1, data: bytes = b"") -> dict[str, Any]:
         self.send(op, params, id, data)
@@ -50,7 +48,7 @@ class AgentProcess:
     ) -> None:
         self.stdin.close()
         try:
-            self.process.wait(20)
+            self.process.wait(60)
         finally:
             if self.process.poll() is None:
                 self.process.kill()

@@ -107,7 +107,7 @@ def test_controller_gone_in_the_middle_of_a_blob(agent: AgentProcess, tmp_path: 
     while not (folder.is_dir() and list(folder.iterdir())):
         time.sleep(0.01)  # until it is in the middle
     agent.stdin.close()
-    assert agent.process.wait(20) == 130
+    assert agent.process.wait(60) == 130
     assert list(folder.iterdir()) == []
 
 

@@ -118,7 +118,7 @@ class TestOverSsh:
             inventory.write_text(
                 f"hosts:\n  box:\n    root: {tmp_path}/root\n    base: {tmp_path}/base\n    connection: {{address: "
                 f"{server.address}, port: {server.port}, user: {server.user}, identity: {server.identity}, "
-                f"python: {sys.executable}}}\n"
+                f"python: {sys.executable}, connect_timeout: 30}}\n"
             )
             environment = {"HOME": str(home), "DDTREE_KNOWN_HOSTS": str(server.known_hosts)}
             environment["XDG_CACHE_HOME"] = str(home / ".cache")

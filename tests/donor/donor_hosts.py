@@ -24,10 +24,17 @@ lock: small.lock
 PLAYBOOK = "name: short\nsteps: [clone, overlay, activate]\n"
 HOST = """\
   {name}:
-    connection: {{address: 127.0.0.1, port: {port}, user: {user}, identity: {identity}, python: {python}}}
+    connection:
+      {{address: 127.0.0.1, port: {port}, user: {user}, identity: {identity}, python: {python}, connect_timeout: 30}}
     root: {root}
     base: {base}
     profile: small
+"""
+SLOWLY = """
+import os, time
+while data := os.read(0, 1 << 16):
+    time.sleep(0.001)
+    os.write(1, data)
 """
 
 
@@ -53,8 +60,9 @@ class Hosts:
         """Bytes of the largest file that has come in part."""
         return largest((self.root / "cache" / "donor").glob("*.partial"))
 
-    def allow_directly(self, host_key: bool = True) -> None:
-        """Let the target log in to the donor by itself: a key of its own, and the donor's host key."""
+    def allow_directly(self, host_key: bool = True, slowly: bool = False) -> None:
+        """Let the target log in to the donor by itself: a key of its own, and the donor's host key. ``slowly``: at most
+        64 MiB a second arrive, so that every machine sees a big file come in part."""
         home = self.target.home
         known = home / "known_hosts"
         known.write_text(self.donor.known_hosts_lines() if host_key else "")
@@ -62,7 +70,9 @@ class Hosts:
         config.write_text(f"Host *\n  IdentityFile {self.donor.identity}\n  UserKnownHostsFile {known}\n")
         # OpenSSH looks for its files in the home folder of the passwd entry, which both hosts here share.
         script = self.bin / "ssh"
-        script.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F "{config}" "$@"\n')
+        command = f'/usr/bin/ssh -F "{config}" "$@"'
+        command = f"{command} | {sys.executable} -c '{SLOWLY}'" if slowly else f"exec {command}"
+        script.write_text(f"#!/bin/sh\n{command}\n")
         script.chmod(0o755)
 
 

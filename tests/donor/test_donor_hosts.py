@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(find_sshd() is None, reason="needs openssh-server"),
 ]
 
-BIG = 96 << 20  # bytes: takes long enough to be broken off
+BIG = 96 << 20  # bytes: takes long enough to be broken off, by way of this machine or `slowly`
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_a_login_instead_of_a_name_and_a_path_on_the_host_itself(hosts: Hosts, d
 @pytest.mark.parametrize("directly", [True, False])
 def test_broken_off_and_again(hosts: Hosts, donor: Path, directly: bool) -> None:
     if directly:
-        hosts.allow_directly()
+        hosts.allow_directly(slowly=True)
     library = make_big(donor)
     process = hosts.program.start("provision", "target", "--from", "giver", "--playbook", "short", "--json")
 
@@ -149,7 +149,7 @@ def test_broken_off_and_again(hosts: Hosts, donor: Path, directly: bool) -> None
 
 
 def test_the_direct_way_breaks_and_the_other_goes_on(hosts: Hosts, donor: Path) -> None:
-    hosts.allow_directly()
+    hosts.allow_directly(slowly=True)
     library = make_big(donor)
     process = hosts.program.start("provision", "target", "--from", "giver", "--playbook", "short", "--json")
     try:

@@ -158,8 +158,8 @@ def _killed_while_uv_works(program: Program, root: Path) -> Ran:
             600,
         )
         kill_with_agent(process.pid)
-        out, err = process.communicate(timeout=30)
-        wait_until(lambda: not mentioning(str(root)), "the end of what the agent had started", 10)
+        out, err = process.communicate(timeout=60)
+        wait_until(lambda: not mentioning(str(root)), "the end of what the agent had started")
     finally:
         end(process)
     return Ran(process.returncode, out, err, 0.0)

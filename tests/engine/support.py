@@ -141,7 +141,7 @@ class Server:
 
     def flush(self) -> None:
         """Empty the radix cache, which a busy engine refuses; it still is for a moment after an answer."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while (answered := self.post("/flush_cache", {}))[0] != 200:
             assert time.monotonic() < deadline, answered
             time.sleep(0.1)

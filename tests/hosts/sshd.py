@@ -10,13 +10,12 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import shared
-from processes import descendants, name
+from processes import descendants, mentioning, name, wait_until
 
 from ddtree_deploy.transport import ConnectionSettings
 
@@ -81,6 +80,7 @@ class Sshd:
             "port": self.port,
             "user": self.user,
             "identity": str(self.identity),
+            "connect_timeout": 30,  # a busy machine is no host that is down
         }
         return ConnectionSettings(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -116,7 +116,7 @@ class Sshd:
             self._process = subprocess.Popen(
                 [sshd, "-D", "-e", "-f", str(config)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        self._wait_until_it_answers()
+        wait_until(self._answers, f"the sshd that writes {self.log}", 60)
         return self
 
     def stop(self) -> None:
@@ -125,7 +125,7 @@ class Sshd:
             return
         self.drop_connections()
         self._process.terminate()
-        self._process.wait(10)
+        self._process.wait(60)
         self._process = None
 
     def drop_connections(self) -> None:
@@ -138,8 +138,8 @@ class Sshd:
 
     def processes(self) -> list[int]:
         """What runs in its sessions, sshd's own processes left out."""
-        assert self._process is not None
-        return [pid for pid in descendants(self._process.pid) if not name(pid).startswith("sshd")]
+        # By their HOME, not by descent: a process outlives the sshd of a connection that was lost.
+        return [pid for pid in mentioning(str(self.home)) if not name(pid).startswith("sshd")]
 
     def __enter__(self) -> Self:
         return self.start()
@@ -165,16 +165,12 @@ class Sshd:
             "SetEnv " + " ".join(f'"{name}={value}"' for name, value in self._environment.items()),
         ]
 
-    def _wait_until_it_answers(self) -> None:
-        end = time.monotonic() + 20
-        while time.monotonic() < end:
-            assert self._process is not None
-            assert self._process.poll() is None, f"sshd ended: {self.log.read_text()}"
-            with contextlib.suppress(OSError), socket.create_connection((self.address, self.port), 1) as connection:
-                if connection.recv(4) == b"SSH-":
-                    return
-            time.sleep(0.02)
-        raise AssertionError(f"sshd does not answer: {self.log.read_text()}")
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, f"sshd ended: {self.log.read_text()}"
+        with contextlib.suppress(OSError), socket.create_connection((self.address, self.port), 20) as connection:
+            return connection.recv(4) == b"SSH-"
+        return False
 
 
 class SilentPort:

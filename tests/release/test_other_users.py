@@ -69,9 +69,10 @@ def test_an_ordinary_user_clones_the_venv_of_root(open_folder: Path, wheels: Dic
     arguments.write_text(json.dumps({"plan": plan}))
     source = Path(__file__).parent.parent.parent
     code = open_folder / "code"
-    shutil.copytree(source / "ddtree_deploy", code / "ddtree_deploy")
+    sources = shutil.ignore_patterns("__pycache__")  # others are writing there
+    shutil.copytree(source / "ddtree_deploy", code / "ddtree_deploy", ignore=sources)
     for package in (packaging, elftools):  # this Python's own may lie where the user may not look
-        shutil.copytree(Path(package.__file__).parent, code / package.__name__)
+        shutil.copytree(Path(package.__file__).parent, code / package.__name__, ignore=sources)
     done = subprocess.run(
         [python_of(user), "-c", RUN, str(arguments)],
         user=user,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any, List
@@ -11,6 +12,7 @@ import pytest
 from ddtree_deploy.agent.operations import find
 from ddtree_deploy.agent.protocol import silent
 from ddtree_deploy.errors import InputError, LockedError, StepError
+from ddtree_deploy.release import store
 from ddtree_deploy.release.journal import Journal, read_journal
 from ddtree_deploy.release.layout import Layout
 from ddtree_deploy.release.lock import Lock
@@ -227,6 +229,21 @@ def test_prune_cleans_the_cache_and_what_was_interrupted(three: Path) -> None:
     assert sorted(path.name for path in blobs.iterdir()) == ["a" * 64, "c" * 64]  # the young one may be on its way
     assert sorted(result["cache_removed"]) == ["b" * 64, "unused"]
     assert not (three / "current.1.tmp").is_symlink()
+
+
+def test_what_goes_while_it_is_listed(three: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a blob that gets its name while the cache is pruned; a release that is pruned during a list."""
+    blobs, listdir = three / "cache" / "blobs", os.listdir
+    blobs.mkdir(parents=True)
+    gone = ["a" * 64 + ".1.partial"]
+    monkeypatch.setattr(os, "listdir", lambda folder: listdir(folder) + (gone if folder == blobs else []))
+    assert prune(str(three), 2, silent)["cache_removed"] == []
+
+    def removed(path: str) -> None:
+        shutil.rmtree(path)
+
+    monkeypatch.setattr(store, "read_record", removed)
+    assert list_releases(str(three)) == []
 
 
 def test_prune_leaves_what_is_not_ours_alone(three: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from shared import worker_number
 from stand_in_engine import make_release
 
 from ddtree_deploy.agent.protocol import silent
@@ -18,7 +19,8 @@ from ddtree_deploy.serve.ports import allocate
 from ddtree_deploy.serve.spec import ServiceFolder, ServiceSpec
 from ddtree_deploy.serve.state import ServiceState, read_state
 
-_FIRST = 18100 + os.getpid() % 5 * 20  # two runs at a time do not take each other's ports
+# A port that was found free is taken only when the engine listens: every worker has its own, and mostly every run.
+_FIRST = 18100 + worker_number() * 100 + os.getpid() % 5 * 20
 PORTS = [_FIRST, _FIRST + 19]
 
 

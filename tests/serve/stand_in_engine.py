@@ -6,7 +6,7 @@ does:
 
     STAND_IN_DELAY       seconds before it listens
     STAND_IN_DIE         a message: print a traceback that ends with it, exit 1, before listening
-    STAND_IN_DIE_AFTER   seconds after its first completion at which it exits with code 7, every time
+    STAND_IN_DIE_READY   it exits with code 7 once its supervisor calls it ready, every time
     STAND_IN_FALSE_200   answers 200 without a token this many times first
     STAND_IN_STUBBORN    ignores SIGTERM
     STAND_IN_ORPHAN      starts a child in a session of its own, without the marker, that ignores SIGTERM; its pid is
@@ -60,8 +60,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             Handler.completions += 1
             meta = {"completion_tokens": 1, "finish_reason": {"type": "length"}}
             self._answer(200, {"text": " x", "meta_info": meta})
-            if "STAND_IN_DIE_AFTER" in os.environ and Handler.completions == 1:
-                threading.Timer(float(os.environ["STAND_IN_DIE_AFTER"]), os._exit, [7]).start()
+            if "STAND_IN_DIE_READY" in os.environ and Handler.completions == 1:
+                threading.Thread(target=die_when_ready, daemon=True).start()
 
     def do_GET(self) -> None:
         self._answer(200, {"internal_states": [{"avg_spec_accept_length": 3.5}]})
@@ -75,6 +75,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: Any) -> None:
         print(format % arguments, flush=True)
+
+
+def die_when_ready() -> None:
+    while json.loads(Path("state.json").read_text())["state"] != "ready":  # we run in the service's folder
+        time.sleep(0.02)
+    os._exit(7)
 
 
 def main(arguments: list[str]) -> int:

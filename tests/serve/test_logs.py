@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ddtree_deploy.serve import logs
 from ddtree_deploy.serve.logs import LogWriter, find_cause, read_from, tail
 
 
@@ -34,6 +35,26 @@ def test_following_by_cursor_sees_every_line_once(tmp_path: Path) -> None:
     assert seen + lines == written
     assert read_from(log, cursor) == ([], cursor)
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["log", "log.1", "log.2", "log.3"]
+
+
+def test_a_log_that_is_rotated_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "log"
+    writer = LogWriter(log, limit=1000)
+    _, cursor = tail(log, 0)
+    written = [f"line {number}" for number in range(10)]
+    for line in written[:9]:
+        writer.write_line(line)
+    rotated, todo = logs._rotated, [writer._rotate]
+
+    def rotating(path: Path, number: int) -> Path:
+        if todo:
+            todo.pop()()
+        return rotated(path, number)
+
+    monkeypatch.setattr(logs, "_rotated", rotating)
+    lines, cursor = read_from(log, cursor)
+    writer.write_line(written[9])
+    assert not todo and lines + read_from(log, cursor)[0] == written
 
 
 def test_an_incomplete_line_waits(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import socket
 
 import pytest
+from hosts.sshd import free_port
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.serve.ports import allocate, is_free
@@ -10,10 +11,11 @@ from ddtree_deploy.serve.settings import parse_ports
 
 
 def listener(address: str = "127.0.0.1") -> socket.socket:
+    """On a port that nobody else is given meanwhile, nor those above it."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     server = socket.socket(family)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    server.bind((address, 0))
+    server.bind((address, free_port()))
     server.listen()
     return server
 

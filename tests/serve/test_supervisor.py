@@ -11,13 +11,12 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import command_line
+from processes import command_line, wait_until
 from rich.console import Console
 from served_host import PORTS, Host
 
@@ -54,6 +53,7 @@ def test_launch_status_logs_stop(host: Host) -> None:
     assert status["tokens_per_step"] == 3.5
     assert [info.state for info in list_services(host.root)] == ["ready"]
 
+    assert host.logs("stand-in engine")
     logs = op_logs({"root": str(host.root), "lines": 50}, silent)
     assert any("stand-in engine" in line for line in logs["lines"])
     complete(host.folder().spec(), None, 5)  # type: ignore[arg-type]
@@ -158,9 +158,8 @@ def test_a_port_answered_by_another_program_is_not_ready(host: Host) -> None:
     double = str(Path(__file__).with_name("stand_in_engine.py"))
     stranger = subprocess.Popen([sys.executable, double, "--host", "127.0.0.1", "--port", str(port)])
     try:
-        while is_free(port):
-            time.sleep(0.02)
-        host.start_spec({"STAND_IN_DELAY": "600"}, launch_timeout_s=1.0, port=port)
+        wait_until(lambda: not is_free(port), "the other program")
+        host.start_spec({"STAND_IN_DELAY": "600"}, launch_timeout_s=3.0, port=port)
         host.until("failed", lambda state: state.state == "failed")
     finally:
         stranger.kill()
@@ -185,7 +184,7 @@ def test_secrets_are_in_no_file_but_their_own(host: Host) -> None:
 
 
 def test_a_crash_is_restarted_and_a_crash_loop_ends(host: Host) -> None:
-    environment = {"STAND_IN_DIE_AFTER": "0.1"}
+    environment = {"STAND_IN_DIE_READY": "1"}
     host.start_spec(environment, max_restarts=2, restart_delay_s=0.05)
     state = host.until("failed", lambda state: state.state == "failed")
     assert state.restarts == 2
@@ -278,7 +277,7 @@ def test_services_do_not_depend_on_who_launched_them(host: Host) -> None:
     assert caller.stdout is not None
     assert b"launch cpu" in caller.stdout.readline()
     os.killpg(caller.pid, signal.SIGKILL)
-    caller.communicate(timeout=30)  # ends only when nobody holds the pipes any more
+    caller.communicate(timeout=60)  # ends only when nobody holds the pipes any more
     state = host.until("ready", lambda state: state.state == "ready")
     assert state.supervisor is not None
     assert os.getsid(state.supervisor.pid) != caller.pid
@@ -438,7 +437,7 @@ def test_a_launch_clears_what_a_dead_supervisor_left(host: Host, tmp_path: Path)
         send_signal(state.supervisor, signal.SIGKILL)
         host.until("dead", lambda state: state.state == "dead")
         host.launch()
-        assert marked.wait(timeout=30) == -signal.SIGKILL
+        assert marked.wait(timeout=60) == -signal.SIGKILL
     finally:
         marked.kill()
         marked.wait()

@@ -97,8 +97,9 @@ def test_index_that_does_not_answer(root: Path, base: Path, monkeypatch: pytest.
 
 
 @pytest.fixture
-def index(tmp_path: Path, wheels: Dict[str, Path]) -> Iterator[str]:
+def index(tmp_path: Path, wheels: Dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A simple package index (PEP 503) on loopback that asks for a password."""
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv-cache"))  # it keeps what another index had at the same port
     folder = tmp_path / "index"
     for name in ("lib-2", "extra"):
         wheel = wheels[name]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import paramiko
 import pytest
 from hosts.sshd import SilentPort, Sshd, find_sshd, free_port, make_key
 from processes import command_line, wait_until
@@ -28,7 +29,7 @@ pytestmark = [
     pytest.mark.skipif(find_sshd() is None, reason="openssh-server is not installed"),
 ]
 
-TIMEOUT = 2.0
+TIMEOUT = 5.0  # of ports that hang; a jump host before them must have let us in by then
 
 
 @pytest.fixture(scope="module")
@@ -191,10 +192,7 @@ def test_a_key_that_the_ssh_agent_holds(
     socket_path = tmp_path / "agent"
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(socket_path)], stdout=subprocess.DEVNULL)
     try:
-        for _ in range(100):
-            if socket_path.exists():
-                break
-            time.sleep(0.05)
+        wait_until(socket_path.exists, "the ssh-agent's socket", 60)
         monkeypatch.setenv("SSH_AUTH_SOCK", str(socket_path))
         subprocess.run(["ssh-add", "-q", str(host.identity)], check=True)
         connect(host.settings(identity=None), options).close()
@@ -299,8 +297,23 @@ def test_a_connection_that_is_lost(tmp_path: Path, which: int) -> None:
             error = in_the_middle(transport, tmp_path / "root", [host, gate][which].drop_connections)
         assert isinstance(error, UnreachableError)
         assert error.id == "connection-lost"
-        wait_until(lambda: not agents(host), "the agents to end", 10)
+        wait_until(lambda: not agents(host), "the agents to end", 60)
         assert not list((tmp_path / "root").rglob("*.partial"))
+
+
+def test_a_lost_connection_whose_channels_are_closed_before_it_counts_as_lost(
+    tmp_path: Path, host: Sshd, options: ConnectOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paramiko's thread closes them first, and may be held up there."""
+    unlink = paramiko.Channel._unlink
+
+    def slowly(channel: paramiko.Channel) -> None:
+        unlink(channel)
+        time.sleep(0.5)
+
+    monkeypatch.setattr(paramiko.Channel, "_unlink", slowly)
+    with connect(host.settings(), options) as transport:
+        assert in_the_middle(transport, tmp_path / "root", host.drop_connections).id == "connection-lost"
 
 
 def test_an_agent_that_is_killed_is_told_from_a_lost_connection(host: Sshd, options: ConnectOptions) -> None:
