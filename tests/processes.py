@@ -63,6 +63,12 @@ def mentioning(text: str) -> dict[int, str]:
     return found
 
 
+def having(variable: str, value: object) -> list[int]:
+    """Processes that were started with ``variable`` set to ``value``."""
+    setting = f"{variable}={value}".encode()
+    return [pid for pid in _all() if setting in _read(pid, "environ").split(b"\0")]
+
+
 def children() -> dict[int, list[int]]:
     """Process -> those that it started."""
     found: dict[int, list[int]] = {}

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 import shared
-from processes import descendants, mentioning, name, wait_until
+from processes import descendants, having, name, wait_until
 
 from ddtree_deploy.transport import ConnectionSettings
 
@@ -68,7 +68,10 @@ class Sshd:
         self.host_keys = [make_key(folder / f"host_{kind}", kind) for kind in host_key_kinds]
         self.known_hosts = folder / "known_hosts"
         self.known_hosts.write_text(self.known_hosts_lines())
-        self._environment = {"HOME": str(self.home), "XDG_CACHE_HOME": str(self.home / ".cache"), **(environment or {})}
+        temporary = self.home / "tmp"  # what others have left in the machine's is not there: an agent is looked for
+        temporary.mkdir()
+        own = {"HOME": self.home, "XDG_CACHE_HOME": self.home / ".cache", "TMPDIR": temporary}
+        self._environment = {**{name: str(path) for name, path in own.items()}, **(environment or {})}
         self._options = options or []
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -139,7 +142,7 @@ class Sshd:
     def processes(self) -> list[int]:
         """What runs in its sessions, sshd's own processes left out."""
         # By their HOME, not by descent: a process outlives the sshd of a connection that was lost.
-        return [pid for pid in mentioning(str(self.home)) if not name(pid).startswith("sshd")]
+        return [pid for pid in having("HOME", self.home) if not name(pid).startswith("sshd")]
 
     def __enter__(self) -> Self:
         return self.start()
