@@ -108,6 +108,8 @@ class AutoBudget:
         if budget == 0:
             return
         before = self.drafts[budget]
+        # Not a number (one broken row of logits) must not end drafting for good.
+        expected = [min(max(x, 1.0), s + 1.0) for s, x in zip(self.sizes, expected)]
         for size, value in zip(self.sizes, expected):
             self.drafts[size] += (1 - _DECAY) * (value - 1.0 - self.drafts[size])
         scale = self.drafts[budget] / max(before, 1e-6)

@@ -20,6 +20,12 @@ _GROUP, _GROUPS, _MIN_GROUPED_VOCAB = 64, 128, 32768
 
 
 @triton.jit
+def _subtrahend(top):
+    """What exponents are taken less of: `top`, and 0 where all logits are -inf."""
+    return tl.where(top == float("-inf"), 0.0, top)
+
+
+@triton.jit
 def _logsumexp_kernel(
     logits_ptr,  # [N, V]
     out_ptr,  # [N] float32
@@ -36,7 +42,8 @@ def _logsumexp_kernel(
         logits = tl.load(row + start + lane, mask=ok, other=float("-inf"))
         logits = logits.to(tl.float32)
         new_top = tl.maximum(top, tl.max(logits, 0))
-        total = total * tl.exp(top - new_top) + tl.sum(tl.exp(logits - new_top), 0)
+        shift = _subtrahend(new_top)
+        total = total * tl.exp(top - shift) + tl.sum(tl.exp(logits - shift), 0)
         top = new_top
     # Approximate functions must not make a token more probable than 1.
     tl.store(out_ptr + tl.program_id(0), top + tl.maximum(tl.log(total), 0.0))
@@ -81,7 +88,8 @@ def _group_tops_kernel(
     tops = tl.max(logits.to(tl.float32), 1)
     tl.store(tops_ptr + row * num_groups + group, tops, mask=group < num_groups)
     top = tl.max(tops, 0)
-    total = tl.sum(tl.sum(tl.exp(logits.to(tl.float32) - top), 1), 0)
+    exponents = logits.to(tl.float32) - _subtrahend(top)
+    total = tl.sum(tl.sum(tl.exp(exponents), 1), 0)
     part = row * tl.num_programs(1) + tl.program_id(1)
     tl.store(sums_ptr + part, top + tl.maximum(tl.log(total), 0.0))
 
@@ -112,7 +120,8 @@ def ddtree_top_scores_triton(
     """`ddtree_utils.ddtree_top_scores`, reading the logits of a large vocabulary once.
 
     The K groups of columns with the largest logits have the K best tokens: each of them
-    has one that is at least as good as any token of another group.
+    has one that is at least as good as any token of another group. The id of a score of
+    -inf means nothing: where fewer than K logits are finite it may be beyond the last.
     """
     num_rows, num_cols = logits.shape
     if num_cols < max(_MIN_GROUPED_VOCAB, 2 * num_tokens * _GROUP):

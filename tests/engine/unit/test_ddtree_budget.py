@@ -40,6 +40,17 @@ def test_plain_decoding_where_drafts_do_not_pay():
     assert learned(share=0.02).choose(32, 256) == 0
 
 
+def test_a_broken_tree_does_not_end_drafting():
+    """One logit of +inf makes its row's probabilities NaN, which count as the smallest whole number."""
+    budget = learned()
+    budget.update(63, (-(2.0**43),) * len(SIZES), 1.0)
+    budget.update(63, (2.0**43,) * len(SIZES), 5.0)
+    for _ in range(100):
+        best = budget.choose(1, 256)
+        budget.update(best, PROMISED[: SIZES.index(best) + 1], PROMISED[SIZES.index(best)])
+    assert budget.choose(1, 256) == 63
+
+
 def test_longer_contexts_cost_more():
     budget = learned()
     assert budget.cost(16, 7, 4096) == pytest.approx(11.4)

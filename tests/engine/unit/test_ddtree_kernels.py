@@ -60,6 +60,18 @@ def test_top_scores(vocab, num_tokens, dtype):
     assert (lse >= scores[:, :1]).all(), "a token is no more probable than 1"
 
 
+@pytest.mark.parametrize("vocab", [20000, 40000])
+def test_top_scores_where_many_logits_are_minus_infinity(vocab):
+    logits = torch.randn(3, vocab)
+    logits[0, :9000] = float("-inf")  # all of the first tile, and of a part of the groups
+    logits[1, : vocab - 5] = float("-inf")
+    logits[2] = float("-inf")
+    scores, _, lse = ddtree_top_scores.ddtree_top_scores_triton(logits, 7)
+    expected = utils.ddtree_top_scores(logits, 7)
+    assert torch.equal(scores, expected[0])
+    assert torch.allclose(lse, expected[2], rtol=1e-6, atol=1e-6)
+
+
 def test_top_scores_of_an_empty_shard_of_the_vocabulary():
     logits = torch.empty(2, 0)
     for a, b in zip(ddtree_top_scores.ddtree_top_scores_triton(logits, 7), utils.ddtree_top_scores(logits, 7)):

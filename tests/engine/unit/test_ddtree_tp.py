@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
-from sglang.srt.speculative import ddtree_sampling, ddtree_step
+from sglang.srt.speculative import ddtree_sampling, ddtree_step, ddtree_top_scores
 from sglang.srt.speculative import ddtree_utils as utils
 
 HIDDEN, DEPTHS = 8, 3
@@ -66,7 +66,8 @@ def _run(rank, world, port, case):
     head.weight.data[padded : padded + num_added] = weight[start : start + num_added]
 
     step = object.__new__(ddtree_step.DDTreeStep)
-    step.top_scores = utils.ddtree_top_scores
+    grouped = num_org >= 32768  # as on a GPU
+    step.top_scores = ddtree_top_scores.ddtree_top_scores_triton if grouped else utils.ddtree_top_scores
     step.lm_head = head
     tree = tree_of(*step._top_tokens(hidden, budget), budget)
 
@@ -124,6 +125,7 @@ def run_ranks(case, world=2):
     (96, 96, 30, "ties"),
     (40, 40, 63, "smooth"),  # the second shard has 8 tokens only; fewer than the budget in all
     (20, 20, 7, "smooth"),  # the second shard has none
+    (70001, 70001, 63, "smooth"),  # shards of which the best tokens are found by groups
 ])  # fmt: skip
 def test_tree_of_two_ranks_is_the_tree_of_one(vocab, org, budget, kind):
     (first, chosen, size), (second, also_chosen, other_size) = run_ranks((vocab, org, budget, kind))
