@@ -75,6 +75,8 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)  # only wakes the loop
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         become_subreaper()
+        # Who launched it waits for this, and not for the driver: eight cards without persistence mode take a while.
+        self._set(phase="looking for its GPU" if self._spec.gpu_uuid else "", log_start=self._log.cursor())
         error: Optional[DeployError] = None
         try:
             self._keep_running()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles import nvidia_smi_double
 from processes import command_line, wait_until
 from rich.console import Console
 from served_host import PORTS, Host
@@ -165,6 +166,20 @@ def test_a_port_answered_by_another_program_is_not_ready(host: Host) -> None:
         stranger.kill()
         stranger.wait()
     assert "not this service's" in json.dumps(host.state().error)
+
+
+def test_a_driver_that_takes_its_time(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first call of eight supervisors at once on cards without persistence mode."""
+    answers = tmp_path / "answers"
+    tool = nvidia_smi_double.install(tmp_path / "bin", "one")
+    tool.write_text(tool.read_text().replace("\n", f"\nwhile [ ! -e '{answers}' ]; do sleep 0.05; done\n", 1))
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr("ddtree_deploy.serve.manager._START_S", 10.0)
+    uuid = nvidia_smi_double.SCENARIOS["one"]["cards"][0]["uuid"]
+    host.start_spec({}, gpu_index=0, gpu_uuid=uuid)
+    assert (host.state().state, host.state().phase) == ("starting", "looking for its GPU")
+    answers.touch()
+    host.until("ready", lambda state: state.state == "ready")
 
 
 def test_secrets_are_in_no_file_but_their_own(host: Host) -> None:
