@@ -212,7 +212,7 @@ def _draw(app: AppContext, *, shows_plan: bool, several: bool = False) -> Render
     def draw(console: Console, result: HostResult) -> None:
         from rich.text import Text
 
-        from ddtree_deploy.plan.render import last_line
+        from ddtree_deploy.plan.render import done_line, last_line
 
         plan: Plan = result.value
         if shows_plan or (several and (plan.errors or app.output.verbose)):
@@ -222,11 +222,8 @@ def _draw(app: AppContext, *, shows_plan: bool, several: bool = False) -> Render
         for note in result.data.get("result", {}).get("notes", []):
             text = f"{result.host}: {note['severity']}: {note['message']} [{note['id']}]"
             console.print(Text(text, style="yellow" if note["severity"] == "warning" else "dim"))
-        if result.data["changed"]:
-            before = f"; before it was {plan.previous}" if plan.previous else ""
-            console.print(Text(f"{result.host}: {plan.release_id} is current{before}", style="green"))
-        else:
-            console.print(last_line(plan))
+        executed = result.data.get("result")
+        console.print(last_line(plan) if executed is None else done_line(plan, executed["current"]))
 
     return draw
 

@@ -48,6 +48,8 @@ def last_line(plan: Plan) -> Text:
             f"{plural(len(plan.errors), 'error')}: {plan.host} is left as it is until it is solved", style="red"
         )
     if not plan.pending:
+        if plan.previous != plan.release_id:
+            return Text(f"nothing to do: {_only_built(plan)}", style="green")
         return Text(f"nothing to do: {plan.release_id} is current on {plan.host}", style="green")
     counts = ", ".join(
         [
@@ -59,10 +61,25 @@ def last_line(plan: Plan) -> Text:
     return Text.assemble((counts, "bold"), "; run `", (f"ddtree-deploy provision {plan.host}", "bold"), "`")
 
 
+def done_line(plan: Plan, current: str | None) -> Text:
+    """What executing the plan came to; ``current`` is the release that is active now."""
+    if current != plan.release_id:  # a playbook that does not activate
+        return Text(f"{plan.host}: {_only_built(plan)}", style="green")
+    before = f"; before it was {plan.previous}" if plan.previous else ""
+    return Text(f"{plan.host}: {plan.release_id} is current{before}", style="green")
+
+
+def _only_built(plan: Plan) -> str:
+    activate = f"ddtree-deploy rollback {plan.host} --to {plan.release_id}"
+    return f"{plan.release_id} is built, not activated; `{activate}` makes it current"
+
+
 def _add_setting(tree: Tree, plan: Plan) -> None:
     tree.add(f"root {plan.root}, profile {plan.profile}, patch set {plan.patch_set or 'none'}")
     if plan.previous and plan.previous != plan.release_id:
-        tree.add(f"current is {plan.previous}; it stays for `ddtree-deploy rollback {plan.host}`")
+        switches = plan.errors or any(action.step == "activate" for action in plan.actions)
+        stays = f"it stays for `ddtree-deploy rollback {plan.host}`" if switches else "it stays current"
+        tree.add(f"current is {plan.previous}; {stays}")
 
 
 def _add_packages(tree: Tree, plan: Plan, verbose: bool) -> None:

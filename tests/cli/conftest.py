@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from ddtree_deploy.agent.operations import find
 from ddtree_deploy.agent.protocol import ProgressSink, silent
 from ddtree_deploy.errors import DeployError
 from ddtree_deploy.inventory.settings import HostSettings
+from ddtree_deploy.release.files import sha256_file
 
 
 class SessionHere:
@@ -25,6 +27,9 @@ class SessionHere:
         except DeployError as error:
             raise DeployError.from_dict(json.loads(json.dumps(error.to_dict()))) from None
         return dict(json.loads(json.dumps(result)))
+
+    def put_blobs(self, paths: Iterable[Path], root: str, on_progress: ProgressSink | None = None) -> dict[str, str]:
+        return {sha256_file(path): str(path) for path in paths}  # they are on this host
 
 
 @pytest.fixture

@@ -60,5 +60,16 @@ def test_nothing_to_do() -> None:
     assert text.splitlines()[-1] == f"nothing to do: {plan.release_id} is current on gpu1"
 
 
+def test_without_activate_what_is_current_stays_so() -> None:
+    playbook = {"playbook": {"steps": [{"step": "clone"}, {"step": "overlay"}]}}
+    patch = {**playbook, "facts": {"current": "older"}}
+    assert "current is older; it stays current\n" in drawn(patch)
+    built = build_plan(inputs_of(patch))
+    text = drawn(with_release(patch, built, current=False))
+    activate = f"`ddtree-deploy rollback gpu1 --to {built.release_id}` makes it current"
+    assert text.splitlines()[-1] == f"nothing to do: {built.release_id} is built, not activated; {activate}"
+    assert "current is older; it stays for `ddtree-deploy rollback gpu1`\n" in drawn({"facts": {"current": "older"}})
+
+
 def test_an_executed_plan_does_not_say_what_to_run() -> None:
     assert "run `ddtree-deploy" not in drawn({}, executed=True)

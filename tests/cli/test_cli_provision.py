@@ -1,0 +1,39 @@
+"""`provision` of a tiny profile, through the real operations: what is said at its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_support import run
+from e2e.small import HOST, Small, make_small
+
+
+@pytest.fixture
+def small(tmp_path: Path, agent_here: object) -> Small:
+    made = make_small(tmp_path / "small")
+    (made.folder / "hosts.yaml").write_text(HOST.format(root=made.root, base=made.base, pair="/pair"), "utf-8")
+    (made.folder / "build.yaml").write_text("name: build\nsteps: [clone, overlay]\n", "utf-8")
+    return made
+
+
+def test_a_playbook_that_does_not_activate_says_so(small: Small) -> None:
+    hosts = str(small.folder / "hosts.yaml")
+    ran = run("provision", "box", "--playbook", "build", "-i", hosts)
+    (release,) = (path.name for path in (small.root / "releases").iterdir())
+    built = f"{release} is built, not activated; `ddtree-deploy rollback box --to {release}` makes it current"
+    assert (ran.code, ran.out.splitlines()[-1]) == (0, f"box: {built}")
+    for command in ("plan", "provision"):
+        again = run(command, "box", "--playbook", "build", "-i", hosts)
+        assert (again.code, again.out.splitlines()[-1]) == (0, f"nothing to do: {built}")
+    assert not (small.root / "current").is_symlink()
+
+    assert run("rollback", "box", "--to", release, "-i", hosts).code == 0
+    again = run("provision", "box", "--playbook", "build", "-i", hosts)
+    assert again.out.splitlines()[-1] == f"nothing to do: {release} is current on box"
+
+    ran = run("provision", "box", "--playbook", "quick", "-i", hosts)
+    last = ran.out.splitlines()[-1]
+    assert last.startswith("box: small-") and last.endswith(f" is current; before it was {release}")
+    other = run("plan", "box", "--playbook", "build", "-i", hosts)
+    assert "it stays current" in other.out
