@@ -199,7 +199,18 @@ def test_unknown_sources_are_refused() -> None:
     assert parse_source("donor:gpu2:/opt/venv").host == "gpu2"
     assert parse_source("index:https://index.example/simple").location == "https://index.example/simple"
     assert parse_source("index:default").location is None
-    bad = ["", "wheelhouse", "wheelhouse:", "donor:", "ftp:x", "index:/a/folder", "index:simple", "index:ftp://a/b"]
+    assert parse_source("index").location is None
+    empty = ["", "index:", "wheelhouse:", "donor:", "donor::/opt/venv", "donor:gpu2:"]  # a variable that is not set
+    bad = [
+        *empty,
+        "wheelhouse",
+        "donor:gpu2:venv",
+        "indexes",
+        "ftp:x",
+        "index:/a/folder",
+        "index:simple",
+        "index:ftp://a/b",
+    ]
     for text in [*bad, "index:https://ada:secret@index.example/simple"]:
         with pytest.raises(InputError) as caught:
             parse_source(text)

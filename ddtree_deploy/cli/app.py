@@ -120,9 +120,10 @@ def command() -> Any:
 
 
 def _refuse_empty_values(command: Any) -> None:
-    """An option given as ``--to ''``, often a variable that is not set, must not mean the same as no option."""
+    """An option given as ``--to ''``, often a variable that is not set, must not mean the same as no option; nor must
+    an argument that is empty mean the working folder."""
     for parameter in command.params:
-        if parameter.param_type_name == "option" and not parameter.is_flag:
+        if not getattr(parameter, "is_flag", False):
             parameter.process_value = _not_empty(parameter, parameter.process_value)
     for sub in getattr(command, "commands", {}).values():
         _refuse_empty_values(sub)
@@ -131,7 +132,7 @@ def _refuse_empty_values(command: Any) -> None:
 def _not_empty(parameter: Any, process: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def checked(context: Any, value: Any) -> Any:
         if value == "" or (isinstance(value, list | tuple) and "" in value):
-            name = max(parameter.opts, key=len)
+            name = parameter.metavar if parameter.param_type_name == "argument" else max(parameter.opts, key=len)
             hint = f"Give {name} a value, or leave it out."
             raise InputError("empty-value", f"{name} is empty", where=name, hint=hint)
         return process(context, value)

@@ -239,9 +239,11 @@ def _target(app: AppContext, target: str) -> tuple[HostSettings, str]:
     if "/" in target.partition(":")[0] or target.startswith((".", "~")) or (":" not in target and local.exists()):
         here = HostSettings(LOCAL, (), Connection(kind="local", address=LOCAL), Path.cwd())
         return here, str(local.absolute())
-    name, _, path = target.partition(":")
+    name, colon, path = target.partition(":")
     host = app.inventory().host(name)
+    hint = f"Write {name}:/PATH, {name}:RELEASE or {name}:current."
+    if colon and not path:  # often a variable that is not set
+        raise InputError("bad-path", f"{target!r} says nothing after the colon", where="TARGET", hint=hint)
     if "/" in path and not path.startswith(("/", "~")):
-        hint = f"Write {name}:/PATH, {name}:RELEASE or {name}:current."
         raise InputError("bad-path", f"{path!r} is not an absolute path on {name}", where="TARGET", hint=hint)
     return host, path

@@ -175,15 +175,15 @@ class HostSettings:
 
 def split_donor(text: str) -> tuple[Optional[str], Optional[str]]:
     """``(host, path)`` of ``/path`` (on the target itself), ``HOST`` (its base venv), ``HOST:/path`` or
-    ``USER@ADDRESS[:PORT]:/path``."""
+    ``USER@ADDRESS[:PORT]:/path``; of ``HOST:``, which is none of these, the path is empty."""
     if text.startswith(("/", "~")):
         return None, text
     if "@" in text.partition("/")[0]:
         match = re.match(r"(?P<login>[^@]+@(?:\[[^\]]*\]|[^:\[\]]*)(?::\d+)?)(?::(?P<path>.*))?\Z", text)
         if match is not None:
-            return match["login"], match["path"] or None
-    host, _, path = text.partition(":")
-    return host, path or None
+            return match["login"], match["path"]
+    host, colon, path = text.partition(":")
+    return host, path if colon else None
 
 
 def split_login(text: str) -> Optional[tuple[str, str, Optional[int]]]:

@@ -77,14 +77,17 @@ def donor_place(source: Source) -> str:
 
 def parse_source(text: str) -> Source:
     """``--source``: ``index``, ``index:URL``, ``wheelhouse:FOLDER``, ``donor:PATH`` or ``donor:HOST[:PATH]``."""
-    kind, _, place = text.partition(":")
-    if kind == "index":
-        return Source(kind="index", location=_index_url(place) if place else None)
+    if text == "index":
+        return Source(kind="index")
+    kind, _, place = text.partition(":")  # nothing after it is often a variable that is not set
+    if kind == "index" and place:
+        return Source(kind="index", location=_index_url(place))
     if kind == "wheelhouse" and place:
         return Source(kind="wheelhouse", location=str(Path(place).expanduser().absolute()))
     if kind == "donor" and place:
         host, path = split_donor(place)
-        return Source(kind="donor", location=path, host=host)
+        if _is_donor(host, path):
+            return Source(kind="donor", location=path, host=host)
     raise InputError(
         "bad-source",
         f"{text!r} is not a source",
@@ -93,8 +96,12 @@ def parse_source(text: str) -> Source:
     )
 
 
+def _is_donor(name: str | None, path: str | None) -> bool:
+    return name != "" and (path is None or path.startswith(("/", "~/")))
+
+
 def _check(text: str, name: str | None, path: str | None) -> None:
-    if not (name or path) or (path is not None and not path.startswith(("/", "~/"))):
+    if not _is_donor(name, path):
         hint = "HOST:/PATH, USER@ADDRESS[:PORT]:/PATH, HOST (its base venv), or /PATH on the host itself"
         raise InputError("bad-path", f"{text!r} is not a donor", where=FROM, hint=hint)
 

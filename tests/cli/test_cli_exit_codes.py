@@ -77,6 +77,10 @@ EMPTY = {
     "--service": ["stop", "localhost", "--service", "gpu0", "--service", ""],
     "--keep": ["prune", "localhost", "--keep", ""],
     "--inventory": ["inventory", "check", "--inventory="],
+    "HOST": ["status", "localhost", ""],
+    "TARGET": ["abi", ""],
+    "TO": ["diff", "localhost:current", ""],
+    "PATH": ["patches", "check", ""],
     "--wheel": ["patches", "export", "/venv", "--wheel", "", "--out", "x"],
 }
 

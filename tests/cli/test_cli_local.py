@@ -93,6 +93,9 @@ def test_abi_of_a_path_on_a_host(tmp_path: Path, environment: Path) -> None:
     assert ran.json["hosts"][0]["host"] == "one"
     assert run("abi", "three:/opt/venv", "--inventory", inventory).code == 3
     assert run("abi", "one:relative", "--inventory", inventory).code == 3
+    for words in (["abi", "one:"], ["diff", "one:", "current"], ["diff", "one:a", "one:"]):
+        ran = run(*words, "--inventory", inventory, "--json")
+        assert (ran.code, ran.json["error"]["id"]) == (3, "bad-path"), words
     assert run("abi", "/nonexistent/venv").code == 3
 
 
