@@ -49,7 +49,7 @@ def build_plan(inputs: PlanInputs, step_planner: Callable[[str], StepPlanner] | 
         release_id=release_id(inputs.profile.name, digest),
         inputs_digest=digest,
         patch_set=inputs.patch_set.name if inputs.patch_set is not None and _has(inputs, "patch") else None,
-        previous=facts.current,
+        previous=next((found.id for found in facts.releases if found.id == facts.current and found.complete), None),
     )
     existing = next((release for release in facts.releases if release.id == plan.release_id), None)
     if existing is not None and existing.complete and existing.inputs_digest == digest:
@@ -171,7 +171,7 @@ def _draft(inputs: PlanInputs, plan: Plan, changes: _Changes, problems: list[Pro
         packages=changes.packages.changes,
         keep=changes.packages.keep,
         files=changes.files,
-        previous=plan.previous,
+        previous=inputs.facts.current,
         problems=problems,
     )
 

@@ -29,6 +29,6 @@ class PlanDraft:
     packages: List[PackageChange] = field(default_factory=list)
     keep: List[str] = field(default_factory=list)
     files: List[FileChange] = field(default_factory=list)
-    previous: Optional[str] = None  # the release that is current now
+    previous: Optional[str] = None  # where `current` leads now, whether or not that is a release
     problems: List[Problem] = field(default_factory=list)
     options: Dict[str, Any] = field(default_factory=dict)

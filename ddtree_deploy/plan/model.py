@@ -70,7 +70,7 @@ class Plan:
     release_id: str
     inputs_digest: str
     patch_set: Optional[str] = None
-    previous: Optional[str] = None  # release that is current now
+    previous: Optional[str] = None  # the complete release that is current now
     actions: List[Action] = field(default_factory=list)
     packages: List[PackageChange] = field(default_factory=list)
     files: List[FileChange] = field(default_factory=list)

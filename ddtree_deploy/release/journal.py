@@ -62,11 +62,14 @@ def read_journal(path: Path) -> List[Dict[str, Any]]:
 def activation_stack(entries: List[Dict[str, Any]]) -> List[str]:
     """Release ids in the order in which a rollback goes back through them; the active one is last.
 
-    Activating a release puts it on top; going back to one that was active before drops what was above it.
+    Activating a release puts it on top; going back to one that was active before drops what was above it. One that was
+    pruned is gone, also where the same was built again since.
     """
     stack: List[str] = []
     for entry in entries:
         release = entry.get("release")
+        if entry["event"] == "pruned" and release in stack:
+            stack.remove(release)
         if entry["event"] != "activated" or not isinstance(release, str):
             continue
         if release in stack and entry.get("by") == "rollback":

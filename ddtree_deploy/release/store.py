@@ -29,12 +29,14 @@ def read_record(path: str) -> Optional[ReleaseRecord]:
 
 
 def current_release(layout: Layout) -> Optional[str]:
-    """The id that ``current`` points to, whether or not that release exists; None without ``current``."""
+    """The id that ``current`` points to, whether or not that release exists; None without ``current``, and where it
+    leads to another folder than ours."""
     try:
-        target = os.readlink(layout.current)
+        target = os.path.normpath(os.path.join(layout.root, os.readlink(layout.current)))
     except OSError:
         return None
-    return os.path.basename(os.path.normpath(target))
+    folder, name = os.path.split(target)
+    return name if os.path.realpath(folder) == os.path.realpath(layout.releases) else None
 
 
 def list_releases(root: str) -> List[ReleaseInfo]:
@@ -117,9 +119,10 @@ def history(layout: Layout) -> List[str]:
 
 
 def previous_release(layout: Layout) -> Optional[str]:
-    """The release that was active before the current one, or None."""
-    stack = history(layout)
-    return stack[-2] if len(stack) > 1 else None
+    """The release that was active before the current one, or None. What is gone since is skipped."""
+    current, there = current_release(layout), _release_names(layout)
+    before = [release for release in history(layout) if release != current and release in there]
+    return before[-1] if before else None
 
 
 def switch_current(layout: Layout, release_id: str) -> None:
@@ -154,7 +157,7 @@ def rollback(root: str, to: Optional[str]) -> Dict[str, Any]:
         if target is None:
             raise InputError(
                 "nothing-to-roll-back",
-                f"no release was active on {root} before {current or 'now'}",
+                f"of the releases on {root} none was active before {current or 'now'}",
                 hint=_available(root),
             )
         _check_target(layout, target)

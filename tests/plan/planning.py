@@ -49,16 +49,17 @@ def inputs_of(patch: dict[str, Any] | None = None) -> PlanInputs:
     )
 
 
+def release(id: str, **changes: Any) -> dict[str, Any]:
+    """A complete release of a host's facts."""
+    place = f"/opt/ddtree/releases/{id}"
+    plain = {"id": id, "path": place, "profile": "", "created": "2026-01-01T00:00:00Z", "current": False}
+    return {**plain, "complete": True, "inputs_digest": "", **changes}
+
+
 def with_release(patch: dict[str, Any], plan: Plan, *, current: bool, complete: bool = True) -> dict[str, Any]:
     """The same inputs on a host where ``plan`` was carried out."""
-    release = {
-        "id": plan.release_id,
-        "path": f"/opt/ddtree/releases/{plan.release_id}",
-        "profile": plan.profile,
-        "created": "2026-01-01T00:00:00Z",
-        "current": current,
-        "complete": complete,
-        "inputs_digest": plan.inputs_digest if complete else "",
-    }
-    facts = {"releases": [release], "current": plan.release_id if current else "older"}
+    made = release(plan.release_id, profile=plan.profile, current=current, complete=complete)
+    made["inputs_digest"] = plan.inputs_digest if complete else ""
+    releases = [made] if current else [release("older", current=True), made]
+    facts = {"releases": releases, "current": plan.release_id if current else "older"}
     return merged(patch, {"facts": facts})

@@ -3,9 +3,10 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from typing import Any
 
 import pytest
-from planning import HERE, inputs_of, with_release
+from planning import HERE, inputs_of, release, with_release
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.plan.build import build_plan
@@ -105,5 +106,13 @@ def test_a_finished_host_with_a_new_problem_is_told_of_it() -> None:
 
 
 def test_the_current_release_is_named_as_previous() -> None:
-    plan = build_plan(inputs_of({"facts": {"current": "engine-0.9"}}))
-    assert plan.previous == "engine-0.9"
+    there = {"current": "engine-0.9", "releases": [release("engine-0.9", current=True)]}
+    assert build_plan(inputs_of({"facts": there})).previous == "engine-0.9"
+
+
+@pytest.mark.parametrize("releases", [[], [release("engine-0.8")], [release("engine-0.9", complete=False)]])
+def test_a_current_that_leads_to_no_release_is_no_release_to_go_back_to(releases: list[dict[str, Any]]) -> None:
+    plan = build_plan(inputs_of({"facts": {"current": "engine-0.9", "releases": releases}}))
+    assert plan.previous is None
+    (precondition,) = plan.actions[-1].preconditions
+    assert precondition.params == {"release": "engine-0.9"}  # where it leads must not change meanwhile

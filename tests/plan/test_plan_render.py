@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from planning import inputs_of, with_release
+from planning import inputs_of, release, with_release
 from rich.console import Console
 
 from ddtree_deploy.plan.build import build_plan
@@ -62,13 +62,15 @@ def test_nothing_to_do() -> None:
 
 def test_without_activate_what_is_current_stays_so() -> None:
     playbook = {"playbook": {"steps": [{"step": "clone"}, {"step": "overlay"}]}}
-    patch = {**playbook, "facts": {"current": "older"}}
+    older = {"facts": {"current": "older", "releases": [release("older", current=True)]}}
+    patch = {**playbook, **older}
     assert "current is older; it stays current\n" in drawn(patch)
     built = build_plan(inputs_of(patch))
     text = drawn(with_release(patch, built, current=False))
     activate = f"`ddtree-deploy rollback gpu1 --to {built.release_id}` makes it current"
     assert text.splitlines()[-1] == f"nothing to do: {built.release_id} is built, not activated; {activate}"
-    assert "current is older; it stays for `ddtree-deploy rollback gpu1`\n" in drawn({"facts": {"current": "older"}})
+    assert "current is older; it stays for `ddtree-deploy rollback gpu1`\n" in drawn(older)
+    assert "current is" not in drawn({"facts": {"current": "older", "releases": []}})
 
 
 def test_an_executed_plan_does_not_say_what_to_run() -> None:

@@ -44,8 +44,12 @@ def test_no_journal_yet(tmp_path: Path) -> None:
         ([("a", "provision"), ("b", "provision"), ("a", "rollback"), ("b", "rollback")], ["a", "b"]),
         ([("a", "provision"), ("b", "provision"), ("a", "provision")], ["b", "a"]),
         ([("a", "provision"), ("a", "provision")], ["a"]),
+        ([("a", "provision"), ("b", "provision"), ("c", "provision"), ("b", None)], ["a", "c"]),
+        ([("a", "provision"), ("b", "provision"), ("a", None), ("a", "provision")], ["b", "a"]),
+        ([("a", None)], []),
     ],
 )
 def test_activation_stack(events: list, stack: list) -> None:
-    entries = [{"event": "activated", "release": release, "by": by} for release, by in events]
+    """Without a ``by`` it was pruned."""
+    entries = [{"event": "activated" if by else "pruned", "release": release, "by": by} for release, by in events]
     assert activation_stack([{"event": "begin"}, *entries]) == stack

@@ -129,12 +129,59 @@ def test_rollback_checks_its_target_first(three: Path, target: str, id: str) -> 
     assert current_release(Layout(three)) == "r-3"
 
 
-def test_rollback_when_the_previous_one_was_removed_by_hand(three: Path) -> None:
+def test_rollback_skips_what_was_removed_by_hand(three: Path) -> None:
     (three / "releases" / "r-2").rename(three / "elsewhere")
+    assert op_list({"root": str(three)}, silent)["previous"] == "r-1"
+    assert rollback(str(three), None)["release"] == "r-1"
+
+
+def test_rollback_skips_what_was_pruned(root: Path) -> None:
+    for day in range(1, 6):
+        add_release(root, f"r-{day}", day)
+    service = root / "services" / "gpu0"
+    service.mkdir(parents=True)
+    (service / "spec.json").write_text(json.dumps({"name": "gpu0", "release": "r-2"}))
+    assert prune(str(root), 1, silent)["removed"] == ["r-1", "r-3"]
+    assert rollback(str(root), None)["release"] == "r-4"
+    assert op_list({"root": str(root)}, silent)["previous"] == "r-2"
+    assert {"id": "r-2", "why": "active before the current one"} in prune(str(root), 0, silent)["kept"]
+    assert rollback(str(root), None)["release"] == "r-2"
+    assert op_list({"root": str(root)}, silent)["previous"] is None
+    with pytest.raises(InputError) as caught:
+        rollback(str(root), None)
+    assert caught.value.id == "nothing-to-roll-back"
+
+
+def test_a_release_that_was_pruned_and_built_again_was_not_active_before(three: Path) -> None:
+    prune(str(three), 1, silent)
+    add_release(three, "r-1", 4, activate=False)
+    rollback(str(three), None)
+    assert op_list({"root": str(three)}, silent)["previous"] is None
+
+
+def test_a_damaged_release_is_named_and_not_skipped(three: Path) -> None:
+    (three / "releases" / "r-2" / ".ddtree" / "release.json").write_text("{")
+    assert op_list({"root": str(three)}, silent)["previous"] == "r-2"
     with pytest.raises(InputError, match="r-2") as caught:
         rollback(str(three), None)
-    assert caught.value.id == "no-such-release"
-    assert "r-1" in (caught.value.hint or "")
+    assert caught.value.id == "release-incomplete"
+
+
+@pytest.mark.parametrize("target", [None, "releases/gone", "/elsewhere/r-2", "../other/releases/r-3"])
+def test_rollback_from_a_current_that_is_no_release(three: Path, target: str | None) -> None:
+    (three / "current").unlink()
+    if target is not None:
+        (three / "current").symlink_to(target)
+    assert op_list({"root": str(three)}, silent)["current"] == ("gone" if target == "releases/gone" else None)
+    assert rollback(str(three), None)["release"] == "r-3"
+    assert current_release(Layout(three)) == "r-3"
+
+
+def test_a_current_that_names_the_root_in_full(three: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(three)
+    (three / "current").unlink()
+    (three / "current").symlink_to(tmp_path / "link" / "releases" / "r-2")
+    assert current_release(Layout(three)) == "r-2"
 
 
 def test_rollback_without_a_root(root: Path) -> None:
