@@ -86,10 +86,12 @@ def finish(app: AppContext, command: str, results: Sequence[HostResult], render:
         if len(results) > 1:
             _table(console, command, results)
 
-    app.output.emit(document, draw)
-    for result in results:
-        if result.error is not None and not result.skipped:
-            app.output.error_text(result.error, result.host if len(results) > 1 else None)
+    try:
+        app.output.emit(document, draw)
+    finally:  # stderr may take what stdout does not
+        for result in results:
+            if result.error is not None and not result.skipped:
+                app.output.error_text(result.error, result.host if len(results) > 1 else None)
     raise typer.Exit(code)
 
 

@@ -6,6 +6,7 @@ need when they run.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from ddtree_deploy.cli.arguments import Arguments, globals_first
-from ddtree_deploy.cli.output import Output
+from ddtree_deploy.cli.output import Output, Stdout
 from ddtree_deploy.errors import DeployError, ExitCode, InputError, StepError
 
 _PATIENCE = 2.0  # seconds after Ctrl-C until it is said what is waited for
@@ -69,11 +70,14 @@ def _run(arguments: Arguments, output: Output) -> int:
     from ddtree_deploy.cli.app import command
 
     try:
-        result = command().main(
-            arguments.words, prog_name="ddtree-deploy", standalone_mode=False, obj={"output": output}
-        )
-    except SystemExit as end:  # --help in some versions, completion
-        result = end.code
+        with contextlib.redirect_stdout(Stdout(sys.stdout)):
+            result = command().main(
+                arguments.words, prog_name="ddtree-deploy", standalone_mode=False, obj={"output": output}
+            )
+    except SystemExit as end:  # typer's own: --help in some versions, completion; its 1 would be "found problems"
+        if isinstance(end.__context__, BrokenPipeError):
+            raise end.__context__ from None
+        result = int(ExitCode.BAD_INPUT if end.code else ExitCode.OK)
     except Exception as error:
         if type(error).__name__ == "Abort":
             return _interrupted(output)

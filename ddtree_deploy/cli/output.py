@@ -38,12 +38,18 @@ class Output:
     def emit(self, document: dict[str, Any], render: Render) -> None:
         """Print a command's result: ``document`` under --json, else what ``render`` draws."""
         text = _dumps(document) if self.json else self.drawn(render, sys.stdout)
-        _write(sys.stdout, text)
+        hint = (
+            "The command itself has run, only its report is lost. Make room; `releases` and `status` show what it did."
+        )
+        _write(sys.stdout, text, hint)
 
-    def show(self, render: Render) -> None:
-        """Draw something beside the result: on stdout, or on stderr under --json."""
-        stream = sys.stderr if self.json else sys.stdout
-        _write(stream, self.drawn(render, stream))
+    def show_first(self, render: Render) -> None:
+        """Draw, on stdout, what is about to be done: before anything is."""
+        _write(sys.stdout, self.drawn(render, sys.stdout), "Nothing was done: make room, and run it again.")
+
+    def follow(self, text: str) -> bool:
+        """Write a part of what has no end; False when the reader has gone away."""
+        return _write(sys.stdout, text)
 
     def note(self, text: str) -> None:
         """A line for people, on stderr."""
@@ -101,21 +107,46 @@ def _dumps(document: dict[str, Any]) -> str:
     return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def _write(stream: TextIO, text: str) -> None:
-    """Write and flush. A reader that has gone away (``| head``) ends the output, not the work; a stdout that takes
-    nothing (a full disk) is StepError ``output-not-written``."""
+def _write(stream: TextIO | Stdout, text: str, hint: str = "Make room, and ask again.") -> bool:
+    """Write and flush. A reader that has gone away (``| head``) ends the output, not the work: then it returns False. A
+    stdout that takes nothing (a full disk) is StepError ``output-not-written`` with ``hint``."""
+    file = stream.stream if isinstance(stream, Stdout) else stream
     try:
         try:
-            stream.write(text)
+            file.write(text)
         except UnicodeEncodeError:
-            encoding = stream.encoding or "ascii"
-            stream.write(text.encode(encoding, "replace").decode(encoding))
-        stream.flush()
+            encoding = file.encoding or "ascii"
+            file.write(text.encode(encoding, "replace").decode(encoding))
+        file.flush()
     except OSError as error:
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, stream.fileno())
+        os.dup2(null, file.fileno())
         os.close(null)
         if stream is sys.stdout and not isinstance(error, BrokenPipeError):
-            what = f"the result cannot be written: {error.strerror}"
-            hint = "The command itself has run; make room, and ask again: nothing is done twice."
+            what = f"the output cannot be written: {error.strerror}"
             raise StepError("output-not-written", what, where="stdout", hint=hint) from error
+        return False
+    return True
+
+
+class Stdout(io.TextIOBase):
+    """stdout while a command runs: what typer itself prints on it, help and completion, is written as ours is."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self.stream.encoding
+
+    def write(self, text: str) -> int:
+        if not text:  # typer finds out what kind of stream it is, and passes over errors
+            return self.stream.write(text)
+        _write(self, text)
+        return len(text)
+
+    def isatty(self) -> bool:
+        return self.stream.isatty()
+
+    def fileno(self) -> int:
+        return self.stream.fileno()

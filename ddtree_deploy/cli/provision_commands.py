@@ -178,7 +178,7 @@ def _work(app: AppContext, inventory: Inventory, choices: Choices, dry_run: bool
 
         def show(plan: Plan) -> None:
             if not several and not app.output.json:
-                app.output.show(lambda console: _draw_plan(console, plan, app.output.verbose, executed=True))
+                app.output.show_first(lambda console: _draw_plan(console, plan, app.output.verbose, executed=True))
 
         prepared = prepare(host, choices, sink, inventory)
         return provision_host(prepared, connect, inventory, dry_run=dry_run, sink=sink, on_plan=show)

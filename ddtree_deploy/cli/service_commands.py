@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -206,25 +204,10 @@ def _follow(app: AppContext, host: HostSettings, params: dict[str, Any]) -> None
     with Connector(app.accept_new_host_keys)(host) as session:
         while True:
             result = session.call("service.logs", params)
-            if not _print_lines(result["lines"]):
+            if not app.output.follow("".join(f"{line}\n" for line in result["lines"])):
                 return
             params = {**params, "cursor": result["cursor"]}
             time.sleep(_FOLLOW_SECONDS)
-
-
-def _print_lines(lines: Iterable[str]) -> bool:
-    """False when the reader has gone away."""
-    import os
-
-    try:
-        for line in lines:
-            sys.stdout.write(line + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        return False
-    return True
 
 
 def _draw_services(console: Console, result: HostResult) -> None:

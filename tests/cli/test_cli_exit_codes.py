@@ -213,6 +213,46 @@ def test_a_result_that_cannot_be_written(words: tuple[str, ...]) -> None:
     assert ran.returncode == 5
     assert "error: output-not-written\n" in ran.stderr and "hint:" in ran.stderr
     assert "Traceback" not in ran.stderr
+    assert "has run" in ran.stderr and "twice" not in ran.stderr  # a second `rollback` would go one further
+
+
+@pytest.fixture(params=[[], ["--help"], ["plan", "--help"]], ids=["completion", "help", "help of a command"])
+def of_typer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Words with which typer itself prints something."""
+    if not request.param:  # as --show-completion does, which must find out the shell
+        monkeypatch.setenv("_DDTREE_DEPLOY_COMPLETE", "source_bash")
+    words: list[str] = request.param
+    return words
+
+
+def test_help_and_completion_that_cannot_be_written(of_typer: list[str]) -> None:
+    ran = shell('"$@" >/dev/full', *of_typer)
+    assert ran.returncode == 5
+    assert "error: output-not-written\n" in ran.stderr and "bug" not in ran.stderr
+
+
+def test_help_and_completion_that_nobody_reads(of_typer: list[str]) -> None:
+    assert run_unread(*of_typer) == (0, b"")
+
+
+def test_completion_for_a_shell_that_has_none_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_DDTREE_DEPLOY_COMPLETE", "source_tcsh")
+    assert spawn().code == 3
+
+
+def test_a_broken_pipe_that_is_not_stdout_is_no_found_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "by design")
+
+    monkeypatch.setattr("ddtree_deploy.inventory.load.load_inventory", fail)
+    ran = run("inventory", "check")
+    assert ran.code == 5 and "internal-error" in ran.err
+
+
+def test_an_error_is_said_although_stdout_takes_nothing(tmp_path: Path) -> None:
+    ran = shell('"$@" >/dev/full', "status", "a", "-i", str(without_python(tmp_path)))
+    assert ran.returncode == 5
+    assert "error: no-python\n" in ran.stderr and "error: output-not-written\n" in ran.stderr
 
 
 @pytest.mark.parametrize(("closed", "code"), [("0<&-", 0), ("1>&-", 0), ("2>&-", 0), ("0<&- 1>&- 2>&-", 0)])
@@ -237,19 +277,26 @@ def _open_for_writing(pipe: Path) -> int:
         time.sleep(0.02)
 
 
-def test_a_reader_that_goes_away_does_not_change_the_exit_code(tmp_path: Path) -> None:
-    inventory = write_inventory(tmp_path)
-    process = subprocess.Popen(
-        command("--inventory", str(inventory), "inventory", "show", "one"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+def without_python(folder: Path) -> Path:
+    """An inventory with a host on which no agent can be started."""
+    path = folder / "hosts.yaml"
+    path.write_text("hosts: {a: {connection: {kind: local, python: /no/such/python}, base: /v, root: /r}}\n", "utf-8")
+    return path
+
+
+def run_unread(*words: str) -> tuple[int, bytes]:
+    """Exit code and stderr of the program when the reader of its stdout has gone away."""
+    process = subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
     err = process.stderr.read()
     process.stderr.close()
-    assert process.wait() == 0
-    assert err == b""
+    return process.wait(), err
+
+
+def test_a_reader_that_goes_away_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    inventory = write_inventory(tmp_path)
+    assert run_unread("--inventory", str(inventory), "inventory", "show", "one") == (0, b"")
 
 
 def test_the_program_itself(tmp_path: Path) -> None:

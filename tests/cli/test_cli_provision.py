@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
-from cli_support import run
+from cli_support import command, run
 from e2e.small import HOST, Small, make_small
 
 
@@ -23,8 +24,8 @@ def test_a_playbook_that_does_not_activate_says_so(small: Small) -> None:
     (release,) = (path.name for path in (small.root / "releases").iterdir())
     built = f"{release} is built, not activated; `ddtree-deploy rollback box --to {release}` makes it current"
     assert (ran.code, ran.out.splitlines()[-1]) == (0, f"box: {built}")
-    for command in ("plan", "provision"):
-        again = run(command, "box", "--playbook", "build", "-i", hosts)
+    for word in ("plan", "provision"):
+        again = run(word, "box", "--playbook", "build", "-i", hosts)
         assert (again.code, again.out.splitlines()[-1]) == (0, f"nothing to do: {built}")
     assert not (small.root / "current").is_symlink()
 
@@ -37,3 +38,13 @@ def test_a_playbook_that_does_not_activate_says_so(small: Small) -> None:
     assert last.startswith("box: small-") and last.endswith(f" is current; before it was {release}")
     other = run("plan", "box", "--playbook", "build", "-i", hosts)
     assert "it stays current" in other.out
+
+
+def test_a_plan_that_cannot_be_shown_is_not_executed(small: Small) -> None:
+    inventory = ["-i", str(small.folder / "hosts.yaml")]
+    words = command("provision", "box", "--playbook", "quick", *inventory)
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 5
+    assert "error: output-not-written\n" in done.stderr and "hint: Nothing was done" in done.stderr
+    assert not small.root.exists()
