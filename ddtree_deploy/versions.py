@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Dict, Tuple
 
+from packaging.utils import canonicalize_version
 from packaging.version import InvalidVersion, Version
 
 from ddtree_deploy.errors import InputError
@@ -13,6 +14,11 @@ from ddtree_deploy.errors import InputError
 def version_key(text: str) -> Tuple[int, ...]:
     """``3.4.30`` -> (3, 4, 30)."""
     return tuple(int(part) for part in re.findall(r"\d+", text))
+
+
+def equal_versions(left: str, right: str) -> bool:
+    """Equal under PEP 440: ``2.11`` is ``2.11.0``. As text where one is no version."""
+    return canonicalize_version(left) == canonicalize_version(right)
 
 
 def marker_environment(python_version: str, machine: str) -> Dict[str, str]:

@@ -22,7 +22,7 @@ from ddtree_deploy.plan.packages import installed_tag
 from ddtree_deploy.plan.problems import usable_base
 from ddtree_deploy.profiles.model import LockedPackage, Profile
 from ddtree_deploy.release.bare import NVIDIA
-from ddtree_deploy.versions import marker_environment
+from ddtree_deploy.versions import equal_versions, marker_environment
 
 DONOR_PROFILE = "donor"
 ENGINE = "sglang"
@@ -162,7 +162,11 @@ class _Closure:
                 if needed not in self.chosen or _satisfies(self.donor[needed], requirement):
                     continue
                 before = self.base.get(needed)
-                if before is not None and _satisfies(before, requirement) and other.version != package.version:
+                if (
+                    before is not None
+                    and _satisfies(before, requirement)
+                    and not equal_versions(other.version, package.version)
+                ):
                     now = f"{needed} {self.donor[needed].version}"
                     self.take(name, f"{package.version} wants {_text(requirement)}, the release has {now}")
 

@@ -17,6 +17,7 @@ from ddtree_deploy.inventory.settings import Connection, HostSettings
 from ddtree_deploy.patching.model import PatchSet
 from ddtree_deploy.plan.donor_set import DONOR_PROFILE, ENGINE, donor_profile, empty_profile
 from ddtree_deploy.plan.inputs import PlanInputs, PlanSettings, Playbook, Tool, WheelInfo
+from ddtree_deploy.plan.problems import patch_set_fits
 from ddtree_deploy.plan.source_choice import FROM, choose_source, donor_host, donor_of_facts, donor_place
 from ddtree_deploy.plan.tools import controller_uv
 from ddtree_deploy.profiles.model import Profile, Source
@@ -69,10 +70,7 @@ class Prepared:
         profile, patch_set = self.profile, self.patch_set
         if profile.name == DONOR_PROFILE and donor is not None:
             profile = donor_profile(facts, donor, donor_place(self.source))
-            engine = (profile.engine, profile.engine_version)
-            patch_set = next(
-                (found for found in self.patch_sets if (found.distribution, found.version) == engine), None
-            )
+            patch_set = next((found for found in self.patch_sets if patch_set_fits(found, profile)), None)
         return PlanInputs(
             facts=facts,
             settings=self.settings,

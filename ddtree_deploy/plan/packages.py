@@ -12,6 +12,7 @@ from ddtree_deploy.facts.model import Package, Venv
 from ddtree_deploy.plan import bound
 from ddtree_deploy.plan.model import PackageChange, Problem
 from ddtree_deploy.profiles.model import LockedPackage, Profile
+from ddtree_deploy.versions import equal_versions
 
 # Packages of other frameworks that load NVIDIA's wheels of one CUDA major: jax-cuda12-plugin, cupy-cuda12x.
 _OTHER_CUDA_USER = re.compile(r"-cuda(\d{2})(x|-|$)")
@@ -64,7 +65,7 @@ def same_version(installed: str, wanted: str) -> bool:
     local = left.local or right.local
     if (left.local and right.local) or not (local == "cpu" or bound.cuda_major(local)):
         return False
-    return left.public == right.public
+    return equal_versions(left.public, right.public)
 
 
 class _Differ:

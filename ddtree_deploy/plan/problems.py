@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.facts.model import HostFacts, Venv
+from ddtree_deploy.patching.model import PatchSet
 from ddtree_deploy.plan.inputs import PlanInputs, PlanSettings, parse_budget
 from ddtree_deploy.plan.model import Problem
 from ddtree_deploy.profiles.model import Profile
+from ddtree_deploy.versions import equal_versions
 
 
 def error(id: str, message: str, hint: str | None = None) -> Problem:
@@ -171,10 +174,16 @@ def _patch_set(inputs: PlanInputs) -> list[Problem]:
         message = f"there is no patch set for {engine} (profile {profile.name})"
         hint = "Use a profile whose engine has one, or a playbook without the patch step."
         return [error("no-patch-set", message, hint)]
-    if (patch_set.distribution, patch_set.version) != (profile.engine, profile.engine_version):
+    if not patch_set_fits(patch_set, profile):
         message = f"patch set {patch_set.name} is for {patch_set.distribution} {patch_set.version}, the profile for "
         return [error("patch-set-version", message + engine, "A patch set fits one exact version of the engine.")]
     return []
+
+
+def patch_set_fits(patch_set: PatchSet, profile: Profile) -> bool:
+    """Whether the patch set is for the profile's engine, in its version."""
+    same_engine = canonicalize_name(patch_set.distribution) == canonicalize_name(profile.engine)
+    return same_engine and equal_versions(patch_set.version, profile.engine_version)
 
 
 def _older(found: str, wanted: str) -> bool:

@@ -8,6 +8,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Optional, Sequence
 
+from packaging.utils import canonicalize_name
+
 from ddtree_deploy.codec import dumps
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inventory import arguments
@@ -18,6 +20,7 @@ from ddtree_deploy.profiles.file import VERBATIM, ExtraFileEntry, ProfileFile
 from ddtree_deploy.profiles.lock import parse_lock
 from ddtree_deploy.profiles.model import ExtraFile, Profile
 from ddtree_deploy.resources import data_dir
+from ddtree_deploy.versions import equal_versions
 
 
 def load_profile(name_or_path: str | Path, search: Sequence[Path] = (), locks: Optional[Path] = None) -> Profile:
@@ -37,7 +40,7 @@ def load_profile(name_or_path: str | Path, search: Sequence[Path] = (), locks: O
     profile = Profile(
         name=file.name,
         description=file.description or "",
-        engine=file.engine,
+        engine=canonicalize_name(file.engine),
         engine_version=file.engine_version,
         abi_tag=file.abi_tag,
         requires_python=file.requires_python,
@@ -74,7 +77,7 @@ def with_lock(profile: Profile, text: str, path: Path, abi: Optional[dict[str, s
     tags = abi if abi is not None else _abi_of(profile)
     packages = parse_lock(text, path, tags)
     engine = [package for package in packages if package.name == profile.engine]
-    if profile.engine_version not in {package.version for package in engine}:
+    if not any(equal_versions(package.version, profile.engine_version) for package in engine):
         found = engine[0].version if engine else "none"
         message = f"profile {profile.name} is for {profile.engine} {profile.engine_version}, the lock has {found}"
         raise InputError("profile-engine-version", message, where=str(path))
@@ -132,7 +135,7 @@ def _constraints(file: ProfileFile, document: Document) -> list[str]:
     return [
         f"{package.name}=={package.version}" + (f" ; {package.marker}" if package.marker else "")
         for package in parse_lock(read_text(path, "lock"), path)
-        if not any(fnmatchcase(package.name, pattern) for pattern in file.unconstrained)
+        if not any(fnmatchcase(package.name, canonicalize_name(pattern)) for pattern in file.unconstrained)
     ]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterable, Optional, Sequence
 
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, canonicalize_name, canonicalize_version, parse_wheel_filename
 from packaging.version import InvalidVersion
 
 from ddtree_deploy.agent.protocol import Progress, ProgressSink, silent
@@ -53,13 +53,13 @@ def read_wheelhouse(
     _raise(problems)
     locked: dict[tuple[str, str], set[str]] = {}
     for package in packages:
-        locked.setdefault((package.name, package.version), set()).update(package.hashes)
+        locked.setdefault((package.name, canonicalize_version(package.version)), set()).update(package.hashes)
     total = sum(path.stat().st_size for path, *_ in named)
     hashing = _Hashing(on_progress, total, len(named))
     wheels = [hashing.wheel(path, name, version) for path, name, version in named]
     hashing.finish()
     for wheel in wheels:
-        known = locked.get((wheel.name, wheel.version))
+        known = locked.get((wheel.name, canonicalize_version(wheel.version)))
         if known is not None and wheel.sha256 not in known:
             problems += [problem] if (problem := corruption(Path(wheel.path))) else []
     _raise(problems)

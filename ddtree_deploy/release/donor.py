@@ -34,6 +34,7 @@ from ddtree_deploy.release.paths import PathMentions
 from ddtree_deploy.release.record import format_record, parse_record, venv_path
 from ddtree_deploy.release.relocate import old_paths, relocate
 from ddtree_deploy.units import some
+from ddtree_deploy.versions import equal_versions
 
 _EVERY = 512
 _HASHED_BELOW = 1 << 18  # bytes; larger files are checked by size here, and by hash in `verify --static`
@@ -148,7 +149,7 @@ def same_public(found: str, wanted: str) -> bool:
         left, right = Version(found), Version(wanted)
     except InvalidVersion:
         return found == wanted
-    return left == right if left.local and right.local else left.public == right.public
+    return left == right if left.local and right.local else equal_versions(left.public, right.public)
 
 
 def _to_look_at(moved: Cloned, site: str) -> Cloned:

@@ -48,3 +48,15 @@ def test_a_plan_that_cannot_be_shown_is_not_executed(small: Small) -> None:
     assert done.returncode == 5
     assert "error: output-not-written\n" in done.stderr and "hint: Nothing was done" in done.stderr
     assert not small.root.exists()
+
+
+def test_a_lock_and_a_profile_may_write_versions_and_names_otherwise(small: Small) -> None:
+    lock, profile = (small.folder / "overlays" / name for name in ("small.lock", "small.yaml"))
+    lock.write_text(lock.read_text("utf-8").replace("torch==2.11.0", "Torch==2.11"), "utf-8")
+    text = profile.read_text("utf-8").replace("engine: sglang", "engine: SGLang").replace("0.5.11", "0.5.11.0")
+    profile.write_text(text, "utf-8")
+    words = ["box", "--playbook", "quick", "-i", str(small.folder / "hosts.yaml")]
+    ran = run("provision", *words)
+    assert ran.code == 0, ran.err
+    again = run("plan", *words)
+    assert again.code == 0 and again.out.splitlines()[-1].startswith("nothing to do: ")

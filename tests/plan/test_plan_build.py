@@ -116,3 +116,10 @@ def test_a_current_that_leads_to_no_release_is_no_release_to_go_back_to(releases
     assert plan.previous is None
     (precondition,) = plan.actions[-1].preconditions
     assert precondition.params == {"release": "engine-0.9"}  # where it leads must not change meanwhile
+
+
+def test_a_patch_set_is_for_the_engine_however_that_is_written() -> None:
+    for changes in ({"version": "1.0.0"}, {"distribution": "SGLang"}):
+        assert build_plan(inputs_of({"patch_set": changes})).errors == []
+    for changes in ({"version": "1.0.1"}, {"distribution": "vllm"}):
+        assert [problem.id for problem in build_plan(inputs_of({"patch_set": changes})).errors] == ["patch-set-version"]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from packaging.markers import Marker
 
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.versions import marker_environment, version_key
+from ddtree_deploy.plan.packages import same_version
+from ddtree_deploy.release.donor import same_public
+from ddtree_deploy.versions import equal_versions, marker_environment, version_key
 
 
 def test_versions_are_ordered_by_their_numbers() -> None:
@@ -26,3 +30,28 @@ def test_what_is_no_version() -> None:
     with pytest.raises(InputError) as caught:
         marker_environment("three", "x86_64")
     assert caught.value.id == "bad-python-version"
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "equal"),
+    [
+        ("2.11", "2.11.0", True),
+        ("0.5.11.0", "0.5.11", True),
+        ("1.0rc1", "1.0.RC1", True),
+        ("1.0+cu130", "1.0.0+CU130", True),
+        ("1.0", "1.0+cu130", False),
+        ("2.1", "2.10", False),
+        ("1.0", "1.0.post1", False),
+        ("nightly", "nightly", True),
+        ("nightly", "1.0", False),
+    ],
+)
+def test_versions_are_equal_by_pep_440(left: str, right: str, equal: bool) -> None:
+    assert equal_versions(left, right) is equal_versions(right, left) is equal
+
+
+@pytest.mark.parametrize("same", [same_version, same_public])
+def test_what_an_index_leaves_out_does_not_count(same: Callable[[str, str], bool]) -> None:
+    assert same("2.11.0", "2.11") and same("2.11.0+cu130", "2.11") and same("2.11", "2.11.0+cu130")
+    assert same("2.11.0+cu130", "2.11+cu130") and not same("2.11.0+cu130", "2.11+cu128")
+    assert not same("2.11.1+cu130", "2.11")

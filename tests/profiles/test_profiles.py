@@ -71,6 +71,21 @@ def test_own_profile_may_name_a_shipped_lock(write: Callable[..., Path]) -> None
     assert len(profile.packages) > 150
 
 
+def test_names_and_versions_may_be_written_otherwise(write: Callable[..., Path]) -> None:
+    text = BASIC.replace("sglang", "SGLang").replace("0.5.11", "0.5.11.0")
+    profile = load_profile(write(text))
+    assert (profile.engine, [package.version for package in profile.packages]) == ("sglang", ["0.5.11"])
+    with pytest.raises(InputError) as caught:
+        load_profile(write(text.replace("0.5.11.0", "0.5.11.1")))
+    assert caught.value.id == "profile-engine-version"
+
+
+def test_what_a_lock_need_not_keep_may_be_written_otherwise(write: Callable[..., Path]) -> None:
+    lock = f"nvidia-cublas==13.0 --hash=sha256:{SHA}\nsglang==0.5.11 --hash=sha256:{SHA}\n"
+    text = BASIC.replace("lock: mine.lock", "lock: null\nrequirements: [sglang]\nconstraints: mine.lock")
+    assert load_profile(write(text + "unconstrained: [NVIDIA_*]\n", lock)).constraints == ["sglang==0.5.11"]
+
+
 def test_unknown(write: Callable[..., Path], tmp_path: Path) -> None:
     write()
     (tmp_path / "hosts.yaml").write_text("hosts: {}")

@@ -51,6 +51,14 @@ def test_only_the_profile_s_packages_are_read(tmp_path: Path) -> None:
     assert [item.path for item in read_wheelhouse(tmp_path, locked(path))] == [str(path), str(other)]
 
 
+@pytest.mark.parametrize("version", ["1.0", "1", "1.0.0"])
+def test_damage_is_looked_for_however_the_lock_writes_the_version(tmp_path: Path, version: str) -> None:
+    path = wheel(tmp_path, "foo", "1.0", body=b"contents")
+    packages = locked(path, version=version)
+    flip(path, b"contents")
+    assert fails(tmp_path, packages).id == "wheel-corrupt"
+
+
 def test_progress_counts_every_byte(tmp_path: Path) -> None:
     paths = [wheel(tmp_path, name, "1.0", body=b"x" * 100_000) for name in ("a", "b")]
     seen: list[Progress] = []
