@@ -63,13 +63,18 @@ def load_profile(name_or_path: str | Path, search: Sequence[Path] = (), locks: O
     )
     if file.lock is not None:
         lock = _beside(document, file.lock, ("lock",), "lock")
-        return with_lock(profile, read_text(lock, "lock"), lock, file.abi)
+        return with_lock(profile, _lock_text(lock), lock, file.abi)
     made = locks / f"{file.name}.lock" if locks is not None else None
     if made is not None and made.exists():
-        text = read_text(made, "lock")
+        text = _lock_text(made)
         if text.startswith(recipe_line(profile)):
             return with_lock(profile, text, made, file.abi)
     return _digested(profile)
+
+
+def _lock_text(path: Path) -> str:
+    """With the line ends that it was made with: git and editors may turn them into CRLF, and it is the same lock."""
+    return read_text(path, "lock").replace("\r\n", "\n")
 
 
 def with_lock(profile: Profile, text: str, path: Path, abi: Optional[dict[str, str]] = None) -> Profile:

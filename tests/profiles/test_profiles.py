@@ -71,6 +71,13 @@ def test_own_profile_may_name_a_shipped_lock(write: Callable[..., Path]) -> None
     assert len(profile.packages) > 150
 
 
+def test_the_line_ends_of_a_lock_do_not_count(write: Callable[..., Path], tmp_path: Path) -> None:
+    profile = load_profile(write())
+    lock = tmp_path / "mine.lock"
+    lock.write_bytes(b"\xef\xbb\xbf" + lock.read_bytes().replace(b"\n", b"\r\n"))
+    assert load_profile(tmp_path / "mine.yaml") == profile
+
+
 def test_names_and_versions_may_be_written_otherwise(write: Callable[..., Path]) -> None:
     text = BASIC.replace("sglang", "SGLang").replace("0.5.11", "0.5.11.0")
     profile = load_profile(write(text))
