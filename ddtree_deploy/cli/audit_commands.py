@@ -172,7 +172,8 @@ def abi(
     app = app_context(context)
     if explain is not None:
         text = explanation(explain)
-        app.output.emit({"id": explain, **EXPLANATIONS[explain]._asdict()}, lambda console: console.print(text))
+        document = {"command": "abi", "exit_code": 0, "id": explain, **EXPLANATIONS[explain]._asdict()}
+        app.output.emit(document, lambda console: console.print(text))
         return
     if target is None:
         raise InputError("no-target", "say what to audit", where="TARGET", hint="ddtree-deploy abi /opt/venv")

@@ -34,7 +34,9 @@ def test_sarif_is_written_beside_the_report(tmp_path: Path) -> None:
 def test_explain_needs_no_target(tmp_path: Path) -> None:
     ran = run("abi", "--explain", "old-cxx-abi")
     assert ran.code == 0 and "std::string" in ran.out
-    assert json.loads(run("abi", "--explain", "old-cxx-abi", "--json").out)["title"]
+    document = json.loads(run("abi", "--explain", "old-cxx-abi", "--json").out)
+    assert (document["command"], document["exit_code"], document["id"]) == ("abi", 0, "old-cxx-abi")
+    assert document["title"]
     assert run("abi", "--explain", "no-such-id").code == 3
 
 
