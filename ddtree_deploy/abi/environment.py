@@ -110,6 +110,12 @@ def load_environment(path: str) -> Environment:
     return complete(environment)
 
 
+def is_environment(path: str) -> bool:
+    """Whether :func:`load_environment` would find one at ``path``."""
+    where = Path(path).expanduser().absolute()
+    return where.is_dir() and bool(_locate(str(where))[1])
+
+
 def complete(environment: Environment) -> Environment:
     """Fills in what follows from the tree: distributions, owners, import roots, torch."""
     tree = environment.tree

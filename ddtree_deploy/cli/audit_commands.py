@@ -231,13 +231,18 @@ def diff(
 def _target(app: AppContext, target: str) -> tuple[HostSettings, str]:
     """``PATH`` is on this machine; ``HOST:PATH`` on a host of the inventory.
 
-    ``HOST:RELEASE`` and ``HOST:current`` are for the agent to find, as is ``HOST`` alone, whose path is empty.
+    ``HOST:RELEASE`` and ``HOST:current`` are for the agent to find, as is ``HOST`` alone, whose path is empty. Where a
+    word could be both, an environment in the working folder goes before a host, and a host before anything else there.
     """
+    from ddtree_deploy.abi.environment import is_environment
     from ddtree_deploy.errors import InputError
     from ddtree_deploy.inventory.settings import Connection, HostSettings
 
     local = Path(target).expanduser()
-    if "/" in target.partition(":")[0] or target.startswith((".", "~")) or (":" not in target and local.exists()):
+    is_path = "/" in target.partition(":")[0] or target.startswith((".", "~"))
+    if not is_path and ":" not in target and local.exists():
+        is_path = is_environment(target) or target not in app.inventory().hosts
+    if is_path:
         here = HostSettings(LOCAL, (), Connection(kind="local", address=LOCAL), Path.cwd())
         return here, str(local.absolute())
     name, colon, path = target.partition(":")

@@ -102,6 +102,27 @@ def test_abi_of_a_hosts_releases_by_id(tmp_path: Path) -> None:
     assert relative.code == 3 and "here:/PATH" in relative.err
 
 
+@pytest.mark.usefixtures("agent_here")
+def test_a_folder_does_not_stand_before_a_host_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`facts all --save '{host}/{host}.json'` makes such folders."""
+    base = write_venv(tmp_path / "base", "1.0")
+    inventory = tmp_path / "hosts.yaml"
+    inventory.write_text(f"hosts:\n  box: {{connection: local, root: {tmp_path}/root, base: {base}}}\n")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "box").mkdir()
+    (tmp_path / "box" / "box.json").touch()
+    (tmp_path / "plain").mkdir()
+    (host,) = run("abi", "box", "--json", "-i", str(inventory)).json["hosts"]
+    assert (host["host"], host["path"]) == ("box", str(base))
+    assert run("diff", "box", str(base), "-i", str(inventory), "--json").json["hosts"][0]["host"] == "box"
+    for word in ("plain", "./box"):
+        assert run("abi", word, "--json", "-i", str(inventory)).json["error"]["id"] == "no-environment"
+
+    write_venv(tmp_path / "box", "2.0")
+    (host,) = run("abi", "box", "--json", "-i", str(inventory)).json["hosts"]
+    assert (host["host"], host["path"]) == ("local", str(tmp_path / "box"))
+
+
 @pytest.mark.e2e
 @pytest.mark.hosts
 @pytest.mark.skipif(find_sshd() is None, reason="openssh-server is not installed")
