@@ -68,6 +68,7 @@ class Venv:
     fingerprint: Optional[str] = None
     files: int = 0
     bytes: int = 0
+    small_bytes: Optional[int] = None  # of its files that are not too large to be copied for a command (release.own)
     problem: Optional[str] = None  # why it is not a usable venv
     system_site_packages: bool = False  # it also sees the system's packages, which are not listed
 

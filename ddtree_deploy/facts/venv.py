@@ -14,6 +14,7 @@ from ddtree_deploy.facts.command import run
 from ddtree_deploy.facts.files import exists, is_dir, read_bytes, read_text
 from ddtree_deploy.facts.model import Venv
 from ddtree_deploy.facts.packages import Distribution, read_distributions
+from ddtree_deploy.release.own import LARGE
 
 _PYTHON_TIMEOUT = 20.0
 _ASK_PYTHON = "import sys;print('%d.%d.%d' % sys.version_info[:3]);print(sys.base_prefix)"
@@ -46,7 +47,7 @@ def scan_venv(path: str, progress: ProgressSink = silent) -> ScannedVenv:
     python, base_prefix, python_problem = _ask_python(folder)
     site = _site_packages(folder, python)
     distributions = read_distributions(site) if site and _readable(site) else []
-    files, size = _count(folder, progress)
+    files, size, small = _count(folder, progress)
     venv = Venv(
         path=str(folder),
         exists=True,
@@ -59,6 +60,7 @@ def scan_venv(path: str, progress: ProgressSink = silent) -> ScannedVenv:
         fingerprint=_fingerprint(folder, python, site, distributions),
         files=files,
         bytes=size,
+        small_bytes=small,
         system_site_packages=(config or {}).get("include-system-site-packages", "").lower() == "true",
         problem=_kind_problem(folder, config) or python_problem or _site_problem(folder, site, python),
     )
@@ -142,9 +144,10 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(read_bytes(path) or b"").hexdigest()
 
 
-def _count(folder: Path, progress: ProgressSink) -> Tuple[int, int]:
-    """(files, bytes) below ``folder``; links are not followed, and what cannot be read is left out."""
-    files = size = 0
+def _count(folder: Path, progress: ProgressSink) -> Tuple[int, int, int]:
+    """(files, bytes, bytes in files up to ``LARGE``) below ``folder``; links are not followed, and what cannot be read
+    is left out."""
+    files = size = small = 0
     folders = [str(folder)]
     while folders:
         try:
@@ -154,8 +157,10 @@ def _count(folder: Path, progress: ProgressSink) -> Tuple[int, int]:
                         folders.append(entry.path)
                     else:
                         files += 1
-                        size += entry.stat(follow_symlinks=False).st_size
+                        one = entry.stat(follow_symlinks=False).st_size
+                        size += one
+                        small += one if one <= LARGE else 0
         except OSError:
             continue
         progress(Progress("facts", "counting files", done_bytes=size, done_files=files))
-    return files, size
+    return files, size, small

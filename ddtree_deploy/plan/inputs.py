@@ -44,6 +44,10 @@ class PlaybookStep:
     step: str
     options: Dict[str, Any] = field(default_factory=dict)
 
+    def applies(self, gpu: bool) -> bool:
+        """Whether a ``command`` runs for a profile that is (not) for GPUs; other steps always do."""
+        return self.options.get("when", "always") in ("always", "gpu" if gpu else "cpu")
+
 
 @dataclass(frozen=True)
 class Playbook:

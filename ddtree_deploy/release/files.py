@@ -23,10 +23,11 @@ AnyPath = Union[str, "os.PathLike[str]"]
 _CHUNK = 1 << 20
 
 
-def replace_file(path: AnyPath, data: bytes, mode: Optional[int] = None) -> None:
+def replace_file(path: AnyPath, data: bytes, mode: Optional[int] = None, sync: bool = True) -> None:
     """Put a new file with ``data`` at ``path`` by rename. Whatever was there keeps its inode, so hard links of it
     elsewhere stay as they are. ``mode``: permission bits; by default those of the file replaced, else 0644. The
-    owner of the file replaced is kept where we may. Raises OSError; a temporary file is then gone again."""
+    owner of the file replaced is kept where we may. ``sync``: bring it to disk before the rename. Raises OSError; a
+    temporary file is then gone again."""
     target = os.fspath(path)
     folder = os.path.dirname(target) or "."
     before: Optional[os.stat_result] = None
@@ -44,7 +45,8 @@ def replace_file(path: AnyPath, data: bytes, mode: Optional[int] = None) -> None
             if before is not None and os.geteuid() == 0:
                 os.fchown(stream.fileno(), before.st_uid, before.st_gid)
             os.fchmod(stream.fileno(), mode)
-            os.fsync(stream.fileno())
+            if sync:
+                os.fsync(stream.fileno())
         os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -52,15 +54,27 @@ def replace_file(path: AnyPath, data: bytes, mode: Optional[int] = None) -> None
         raise
 
 
-def break_link(path: AnyPath) -> bool:
-    """Give ``path`` an inode of its own, with the same bytes, mode and times. False if it already had one."""
+def break_link(path: AnyPath, sync: bool = True) -> bool:
+    """Give ``path`` an inode of its own, with the same bytes, mode and times. False if it already had one.
+    ``sync``: see :func:`replace_file`."""
     before = os.lstat(path)
     if not stat.S_ISREG(before.st_mode) or before.st_nlink == 1:
         return False
     with open(path, "rb") as stream:
-        replace_file(path, stream.read(), stat.S_IMODE(before.st_mode))
+        replace_file(path, stream.read(), stat.S_IMODE(before.st_mode), sync)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     return True
+
+
+def link_again(source: AnyPath, path: AnyPath) -> None:
+    """Make ``path`` another name of ``source``."""
+    target = os.fspath(path)
+    folder = os.path.dirname(target) or "."
+    make_writable(folder)
+    temporary = os.path.join(folder, f".ddtree-{os.getpid()}.tmp")
+    remove_file(temporary)
+    os.link(source, temporary)
+    os.replace(temporary, target)
 
 
 def make_writable(folder: str) -> None:

@@ -21,8 +21,9 @@ from ddtree_deploy.agent.protocol import Progress
 from ddtree_deploy.errors import InputError, StepError
 from ddtree_deploy.release.distributions import find_distributions, find_site
 from ddtree_deploy.release.donor import pick, same_public
-from ddtree_deploy.release.files import remove_tree, replace_file, sync_folder
+from ddtree_deploy.release.files import remove_file, remove_tree, replace_file, sync_folder
 from ddtree_deploy.release.hashes import HashCache
+from ddtree_deploy.release.layout import Layout
 from ddtree_deploy.release.uv import Uv, executable, link_mode
 from ddtree_deploy.steps.context import StepContext
 
@@ -64,6 +65,13 @@ def staging_digest(kind: str, python: str, wanted: List[Wanted]) -> str:
     packages = sorted([package.name, package.version, *sorted(package.hashes)] for package in wanted)
     text = json.dumps([1, kind, python, packages], ensure_ascii=True)
     return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def give_up_staging(path: str, layout: Layout) -> None:
+    """Let the next run make the staging venv anew that ``path`` is in, if it is in one."""
+    start = str(layout.stagings) + "/"
+    if path.startswith(start):
+        remove_file(layout.stagings / path[len(start) :].split("/")[0] / _DONE)
 
 
 def _donor(source: Dict[str, Any], wanted: List[Wanted], context: StepContext) -> SourceVenv:

@@ -7,16 +7,19 @@ import os
 import signal
 import subprocess
 import time
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 from ddtree_deploy.agent.protocol import Progress
 from ddtree_deploy.children import die_with_parent
 from ddtree_deploy.errors import StepError
 from ddtree_deploy.plan.draft import PlanDraft
-from ddtree_deploy.plan.inputs import PlanInputs
+from ddtree_deploy.plan.inputs import PlanInputs, PlaybookStep
 from ddtree_deploy.plan.model import Action
+from ddtree_deploy.release.files import shown
+from ddtree_deploy.release.own import LARGE, LargeFile, changed_in_place, other_names, own_files
 from ddtree_deploy.serve.environment import service_environment
 from ddtree_deploy.steps.context import StepContext
+from ddtree_deploy.units import human_bytes, some
 
 _TAIL_LINES = 20
 
@@ -24,8 +27,7 @@ _TAIL_LINES = 20
 def plan(inputs: PlanInputs, draft: PlanDraft) -> List[Action]:
     """One action, or none where the playbook says ``when`` it is for the other kind of profile."""
     options = draft.options
-    when = options.get("when", "always")
-    if (when == "gpu" and not inputs.profile.gpu) or (when == "cpu" and inputs.profile.gpu):
+    if not PlaybookStep("command", options).applies(inputs.profile.gpu):
         return []
     argv = [str(word) for word in options["argv"]]
     return [
@@ -45,8 +47,13 @@ def plan(inputs: PlanInputs, draft: PlanDraft) -> List[Action]:
 def apply(action: Action, context: StepContext) -> Dict[str, Any]:
     """Run the argument vector without a shell, ``{release}`` expanded, in the environment of a service.
 
-    Returns {status, log}. Raises StepError ``command-failed``, ``command-timeout``, ``command-missing``.
+    Before it runs the release gets its own copies of the files that it shares (see ``release.own``); the step fails
+    where the command writes into one that is too large for that.
+
+    Returns {status, log, own_files, own_bytes}. Raises StepError ``command-failed``, ``command-timeout``,
+    ``command-missing``, ``shared-file-changed``, ``no-space``.
     """
+    own = own_files(str(context.partial), context.progress)
     release = str(context.final)
     argv = [word.replace("{release}", release) for word in action.params["argv"]]
     timeout = float(action.params["timeout"])
@@ -80,6 +87,9 @@ def apply(action: Action, context: StepContext) -> Dict[str, Any]:
             process.wait()
     with open(log, encoding="utf-8", errors="replace") as stream:
         tail = "".join(stream.readlines()[-_TAIL_LINES:])
+    changed = changed_in_place(str(context.partial), own.large)
+    if changed:
+        raise _shared_changed(changed, action, context, str(log), tail)
     if status is None:
         message = f"{action.summary!r} was not done after {timeout:g} seconds, and was ended"
         hint = "the log has its output; a longer timeout is set in the playbook"
@@ -93,11 +103,41 @@ def apply(action: Action, context: StepContext) -> Dict[str, Any]:
             hint="the playbook names this command; its output is in the log",
             details={"output": tail, "status": status},
         )
-    return {"status": status, "log": str(log)}
+    return {"status": status, "log": str(log), "own_files": own.files, "own_bytes": own.bytes}
 
 
 def undo(action: Action, context: StepContext) -> None:
     """Nothing that we know of: what a command does outside of the release is the playbook's affair."""
+
+
+def _shared_changed(changed: List[LargeFile], action: Action, context: StepContext, log: str, output: str) -> StepError:
+    """A staging venv that was changed with the release is given up here: the next run fills it anew."""
+    from ddtree_deploy.release.sources import give_up_staging
+
+    venvs = [context.plan.base, *(place for place in map(_donor, context.plan.actions) if place)]
+    others: List[str] = []
+    for file in changed:
+        for name in other_names(str(context.partial), file, venvs, context.layout):
+            others.append(name)
+            give_up_staging(name, context.layout)
+    others.sort(key=lambda name: name.startswith(f"{context.root}/"))  # what is not ours first
+    elsewhere = some([shown(name) for name in others]) if others else "another place, such as uv's cache"
+    return StepError(
+        "shared-file-changed",
+        f"{action.summary!r} wrote into {some([shown(file.path) for file in changed])}. Files of more than "
+        f"{human_bytes(LARGE)} are shared, not copied, so this changed {elsewhere} too",
+        where=shown(others[0]) if others else log,
+        hint="reinstall the file's package there, and take it out of uv's cache where it came from that "
+        "(`uv cache clean PACKAGE`); let the command write a new file and rename it over the old one "
+        "(cp FILE NEW, change NEW, mv NEW FILE)",
+        details={"files": [file.path for file in changed], "also": others, "log": log, "output": output},
+    )
+
+
+def _donor(action: Action) -> Optional[str]:
+    """A donor on the host itself, whose files a release shares."""
+    source = action.params.get("source") or {}
+    return str(source["location"]) if source.get("kind") == "donor" and not source.get("host") else None
 
 
 def _wait(process: subprocess.Popen[bytes], timeout: float, action: Action, context: StepContext) -> Any:

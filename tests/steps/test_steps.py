@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Optional
 
 import pytest
 import venvs
+from overlay_runs import wheelhouse
 from venvs import ENGINE, PATCHED, digest, patch_set
 
 from ddtree_deploy import steps
@@ -105,6 +106,52 @@ def test_commands_that_fail(root: Path, base: Path, argv: List[str], timeout: in
     assert caught.value.id == id
     assert not (root / "current").is_symlink()
     assert not list((root / "releases").iterdir())
+
+
+def test_command_that_writes_into_files_changes_the_release_alone(root: Path, base: Path, tmp_path: Path) -> None:
+    """Also before the overlay, which links files of its staging venv."""
+    wheel = venvs.make_wheel(tmp_path / "w", "extra", "1.0", {"extra.py": "EXTRA = True\n"})
+    overlay, blobs = wheelhouse([("extra", "1.0", wheel)], [])
+    append = "import sys; [open(path, 'a').write('# edited\\n') for path in sys.argv[1:]]"
+    engine, extra = f"{venvs.SITE}/engine/__init__.py", f"{venvs.SITE}/extra.py"
+    first = command(["{release}/bin/python", "-c", append, f"{{release}}/{engine}"])
+    second = command(["{release}/bin/python", "-c", append, f"{{release}}/{engine}", f"{{release}}/{extra}"])
+    before = venvs.tree_state(base)
+    actions = [venvs.clone_action(base, "test-1", "d" * 64), first, overlay, second, venvs.activate_action()]
+    plan = venvs.make_plan(root, base, "test-1", actions)
+    result = apply_plan({"plan": plan, "blobs": blobs}, silent)
+    assert venvs.tree_state(base) == before
+    (staged,) = (root / "cache" / "staging").glob(f"*/{extra}")
+    assert staged.read_text() == "EXTRA = True\n"
+    release = root / "releases" / "test-1"
+    assert (release / engine).read_text() == ENGINE + "# edited\n# edited\n"
+    assert (release / extra).read_text() == "EXTRA = True\n# edited\n"
+    own = [action["result"]["own_files"] for action in result["actions"] if action["step"] == "command"]
+    assert 0 < own[1] < own[0], "what was copied for the first is not copied again"
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_command_that_writes_into_a_file_too_large_to_copy(
+    root: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr("ddtree_deploy.release.own.LARGE", 1000)
+    large = f"{venvs.SITE}/large.py"
+    (base / large).write_text("#" * 2000)
+    wheel = venvs.make_wheel(tmp_path / "w", "extra", "1.0", {"extra.py": "#" * 3000})
+    overlay, blobs = wheelhouse([("extra", "1.0", wheel)], [])
+    script = f"echo more >> $0/{large}; echo more >> $0/{venvs.SITE}/extra.py; exit {status}"
+    actions = [venvs.clone_action(base, "test-1", "d" * 64), overlay, command(["/bin/sh", "-c", script, "{release}"])]
+    plan = venvs.make_plan(root, base, "test-1", [*actions, venvs.activate_action()])
+    with pytest.raises(StepError, match=r"'a command' wrote into .*large\.py") as caught:
+        apply_plan({"plan": plan, "blobs": blobs}, silent)
+    error = caught.value
+    assert (error.id, error.exit_code, error.where) == ("shared-file-changed", 5, str(base / large))
+    assert error.hint is not None and "rename" in error.hint
+    (staging,) = (root / "cache" / "staging").iterdir()
+    assert sorted(error.details["also"]) == sorted([str(base / large), str(staging / venvs.SITE / "extra.py")])
+    assert all(name in error.message for name in error.details["also"])
+    assert not (staging / ".ddtree-staging.json").exists(), "the next run fills it anew"
+    assert list((root / "releases").iterdir()) == []
 
 
 def test_audit_of_a_fitting_release_passes(root: Path, base: Path) -> None:
