@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Set
 
 from ddtree_deploy.agent.protocol import Progress, ProgressSink
 from ddtree_deploy.donor.model import DonorPackage, Manifest
-from ddtree_deploy.donor.store import DONE, Store, Wish
+from ddtree_deploy.donor.store import DONE, Store, Wish, is_whole
 from ddtree_deploy.errors import StepError
 from ddtree_deploy.release.clone import Copier
 from ddtree_deploy.release.donor import new_metadata
@@ -46,10 +46,9 @@ def assemble(layout: Layout, wish: Wish, hashes: HashCache, progress: ProgressSi
     manifest = _as_it_is(wish)
     digest = manifest.digest()
     final = layout.staging(digest)
-    if not (final / DONE).is_file():
+    if not is_whole(layout, manifest, hashes, progress):
         building = str(layout.stagings / f"{digest}.partial")
         remove_tree(building)
-        remove_tree(final)
         os.makedirs(f"{building}/{manifest.site}")
         try:
             _place_files(building, wish, Store(layout), hashes, progress)
@@ -63,6 +62,7 @@ def assemble(layout: Layout, wish: Wish, hashes: HashCache, progress: ProgressSi
             document = {"kind": "donor", "packages": {one.name: one.version for one in manifest.packages}}
             replace_file(f"{building}/{DONE}", json.dumps(document, indent=1, sort_keys=True).encode("utf-8") + b"\n")
             sync_file_system(building)
+            remove_tree(final)  # a damaged one, whose good files have just been linked
             os.rename(building, final)
             sync_folder(layout.stagings)
         except BaseException:

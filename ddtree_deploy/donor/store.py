@@ -109,7 +109,7 @@ def want(layout: Layout, base: str, manifest: Manifest, hashes: HashCache, progr
     digest = manifest.digest()
     answer: Dict[str, Any] = {"digest": digest, "ready": False, "files": [], "bytes": 0}
     answer.update(present_files=len(manifest.files), present_bytes=manifest.bytes)
-    if (layout.staging(digest) / DONE).is_file():
+    if is_whole(layout, manifest, hashes, progress):
         return {**answer, "ready": True}
     wish = Wish(manifest)
     sizes = {file.sha256: file.size for file in manifest.files}
@@ -131,6 +131,15 @@ def want(layout: Layout, base: str, manifest: Manifest, hashes: HashCache, progr
     require_space(layout.root, answer["bytes"], "the donor's files need", _SPARE)
     store.save(digest, wish)
     return answer
+
+
+def is_whole(layout: Layout, manifest: Manifest, hashes: HashCache, progress: ProgressSink) -> bool:
+    """Whether the tree of ``manifest`` is there, with all its files as they are to be. What was read before and has not
+    changed is not read again."""
+    tree = layout.staging(manifest.digest())
+    if not (tree / DONE).is_file():
+        return False
+    return all(_holds(f"{tree}/{file.path}", file.sha256, file.size, hashes, progress) for file in manifest.files)
 
 
 def _present(layout: Layout, base: str, sizes: Dict[str, int], store: Store) -> Iterator[Tuple[str, str]]:

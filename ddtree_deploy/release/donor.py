@@ -106,7 +106,7 @@ def place_distributions(
                 "source-incomplete",
                 f"{distribution.name} in {source} is not what its RECORD says: {some(differing)}",
                 where=source,
-                hint=f"reinstall {distribution.name} {distribution.version} there",
+                hint=f"provision again: {distribution.name} {distribution.version} is installed anew then",
             )
         if differing:
             require_undamaged(place, distribution.name, distribution.version, differing, take_edited)
@@ -129,6 +129,20 @@ def place_distributions(
     done.bytes = sum(size for _, size in moved.files)
     progress(Progress("overlay", "", done.bytes, total_bytes, done.files, done.files, finished=True))
     return done
+
+
+def damaged_distributions(venv: str, site: str, wanted: Dict[str, str], progress: ProgressSink) -> Dict[str, List[str]]:
+    """Those of ``wanted`` (normalized name -> version) in a staging venv of uv's whose files are gone or differ from
+    RECORD, judged as :func:`place_distributions` does; of each ``path (how)``. Raises StepError ``source-lacks``."""
+    available = find_distributions(venv, site)
+    found: Dict[str, List[str]] = {}
+    for name, version in sorted(wanted.items()):
+        progress(Progress("check", name))
+        distribution = pick(available, name, version, venv)
+        names = [path for path in distribution.files if not is_bytecode(path)]
+        wrong = [f"{shown(path)} (gone)" for path in names if not os.path.lexists(f"{venv}/{path}")]
+        found[name] = wrong or _differing(venv, site, site, distribution, available, None)[0]
+    return {name: wrong for name, wrong in found.items() if wrong}
 
 
 def require_undamaged(source: str, name: str, version: str, differing: List[str], take_edited: bool) -> None:

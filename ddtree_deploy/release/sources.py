@@ -20,12 +20,13 @@ from packaging.utils import canonicalize_name
 from ddtree_deploy.agent.protocol import Progress
 from ddtree_deploy.errors import InputError, StepError
 from ddtree_deploy.release.distributions import find_distributions, find_site
-from ddtree_deploy.release.donor import pick, same_public
+from ddtree_deploy.release.donor import damaged_distributions, pick, same_public
 from ddtree_deploy.release.files import remove_file, remove_tree, replace_file, sync_folder
 from ddtree_deploy.release.hashes import HashCache
 from ddtree_deploy.release.layout import Layout
 from ddtree_deploy.release.uv import Uv, executable, link_mode
 from ddtree_deploy.steps.context import StepContext
+from ddtree_deploy.units import some
 
 _DONE = ".ddtree-staging.json"  # written last
 _WHEEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*\.whl\Z")
@@ -125,13 +126,12 @@ def _staging(params: Dict[str, Any], wanted: List[Wanted], context: StepContext)
     digest = staging_digest(kind, python, wanted)
     final = context.layout.staging(digest)
     building = context.layout.stagings / f"{digest}.partial"
-    if not _ready(str(final), wanted):
+    if not _ready(str(final), wanted, context):
         remove_tree(final)
         remove_tree(building)
         context.layout.stagings.mkdir(parents=True, exist_ok=True)
         try:
             _fill(str(building), params, wanted, context)
-            _require_complete(str(building), wanted)
         except BaseException:
             with contextlib.suppress(OSError):  # what fails here, the next run makes good
                 remove_tree(building)
@@ -149,11 +149,35 @@ def _fill(building: str, params: Dict[str, Any], wanted: List[Wanted], context: 
     replace_file(log, b"")
     uv = Uv(_uv_path(params, context), str(log), context.indexes if kind == "index" else [], kind)
     uv.run(["venv", "--no-project", "--python", str(context.partial / "bin" / "python"), building])
+    _install(uv, building, params, wanted, context, ["--link-mode", link_mode(building)])
+    _require_complete(building, wanted)
+    damaged = _damaged(building, wanted, context)
+    if not damaged:
+        return
+    # uv's cache is shared with venvs that somebody may have written into.
+    again = [package for package in wanted if package.name in damaged]
+    _install(uv, building, params, again, context, ["--no-cache", "--reinstall", "--link-mode", "copy"])
+    still = _damaged(building, again, context)
+    if still:
+        raise StepError(
+            "source-incomplete",
+            f"wheels hold other files than their RECORD says: {_told(still)}",
+            where=str(log),
+            hint="let a wheel be made anew by who made it, and lock that; the files of this one cannot be checked",
+        )
+    message = f"uv's cache on the host holds damaged files, and was passed by: {_told(damaged)}; "
+    context.note("warning", "uv-cache-damaged", message + f"`uv cache clean {' '.join(sorted(damaged))}` removes them")
+
+
+def _install(
+    uv: Uv, building: str, params: Dict[str, Any], wanted: List[Wanted], context: StepContext, options: List[str]
+) -> None:
+    """Let uv install ``wanted`` into the venv ``building``."""
     requirements = os.path.join(building, "requirements.txt")
     replace_file(requirements, _requirements(wanted))
     arguments = ["pip", "install", "--python", f"{building}/bin/python", "--no-deps", "--require-hashes", "--no-build"]
-    arguments += ["--link-mode", link_mode(building), "--requirement", requirements]
-    if kind == "wheelhouse":
+    arguments += [*options, "--requirement", requirements]
+    if params["source"]["kind"] == "wheelhouse":
         arguments += ["--no-index", "--find-links", _wheels(building, params, context)]
     uv.run(arguments, _watcher(building, len(wanted), int(params.get("bytes") or 0), context))
     for name in ("wheels", "requirements.txt"):
@@ -226,14 +250,28 @@ def _watcher(building: str, packages: int, total: int, context: StepContext) -> 
     return report
 
 
-def _ready(final: str, wanted: List[Wanted]) -> bool:
+def _ready(final: str, wanted: List[Wanted], context: StepContext) -> bool:
+    """Whether the staging venv is there and what it was; one that is damaged is said to be."""
     if not os.path.isfile(os.path.join(final, _DONE)):
         return False
     try:
         _require_complete(final, wanted)
+        damaged = _damaged(final, wanted, context)
     except (StepError, InputError, OSError):
         return False
-    return True
+    if damaged:
+        message = f"{final} was damaged, and is filled anew: {_told(damaged)}"
+        context.note("warning", "staging-damaged", message)
+    return not damaged
+
+
+def _damaged(venv: str, wanted: List[Wanted], context: StepContext) -> Dict[str, List[str]]:
+    versions: Dict[str, str] = {canonicalize_name(package.name): package.version for package in wanted}
+    return damaged_distributions(venv, find_site(venv), versions, context.progress)
+
+
+def _told(damaged: Dict[str, List[str]]) -> str:
+    return "; ".join(f"{name}: {some(wrong)}" for name, wrong in sorted(damaged.items()))
 
 
 def _require_complete(venv: str, wanted: List[Wanted]) -> None:

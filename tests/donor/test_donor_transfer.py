@@ -51,6 +51,22 @@ def test_what_arrives_is_what_the_donor_has(donor: Path, root: Path, base: Path)
     assert store(root) == []
 
 
+@pytest.mark.parametrize("how", ["edited", "gone"])
+def test_a_damaged_tree_is_put_together_anew(donor: Path, root: Path, base: Path, how: str) -> None:
+    done = brought(donor, root, base)
+    file = tree_of(root, done) / SITE / "extra.py"
+    if how == "edited":
+        file.write_text("EXTRA = False\n")
+    else:
+        file.unlink()
+    want = wanted(root, base, inventory(donor))
+    asked = [entry[1] for entry in want["files"]]
+    assert not want["ready"] and f"{SITE}/extra.py" in asked and f"{SITE}/native/lib.so" not in asked
+    assert brought(donor, root, base) == done
+    assert file.read_text() == "EXTRA = True\n"
+    assert wanted(root, base, inventory(donor))["ready"] and store(root) == []
+
+
 def test_an_overlay_takes_it_like_any_staging_tree(donor: Path, root: Path, base: Path) -> None:
     release, notes = provisioned(root, base, brought(donor, root, base))
     code = "import some_lib, extra, native; print(some_lib.VALUE, extra.EXTRA, native.V)"

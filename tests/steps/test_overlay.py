@@ -49,6 +49,32 @@ def test_the_staging_venv_serves_the_next_release_and_never_changes(
     assert imported(third, "import some_lib; print(some_lib.VALUE)") == "2"
 
 
+@pytest.mark.parametrize("how", ["edited", "gone"])
+def test_a_damaged_staging_venv_is_filled_anew(
+    root: Path, base: Path, wheels: Dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """With what was damaged in uv's cache, too, whose files it is linked to."""
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv-cache"))
+    install = [("some-lib", "2.0", wheels["lib-2"]), ("extra", "1.0", wheels["extra"])]
+    overlay, blobs = wheelhouse(install, ["some-lib"])
+    _, result = run(root, base, overlay, blobs)
+    staging = root / "cache" / "staging" / result["actions"][1]["result"]["staging"]
+    file = staging / venvs.SITE / "extra.py"
+    if how == "edited":
+        file.write_text("EXTRA = False\n")  # where it is
+    else:
+        file.unlink()
+    release, result = run(root, base, overlay, blobs, release_id="test-2")
+    assert imported(release, "import extra; print(extra.EXTRA)") == "True"
+    assert file.read_text() == "EXTRA = True\n"
+    told = notes(result)
+    assert "extra.py" in told.pop("staging-damaged")
+    if how == "edited" and file.stat().st_dev == tmp_path.stat().st_dev:
+        assert "uv cache clean extra`" in told.pop("uv-cache-damaged")
+    assert told == {}
+    assert notes(run(root, base, overlay, blobs, release_id="test-3")[1]) == {}
+
+
 def test_remove_only(root: Path, base: Path) -> None:
     release, result = run(root, base, venvs.overlay_action([], ["some-lib"], {"kind": "index"}))
     assert not (site(release) / "some_lib").exists()

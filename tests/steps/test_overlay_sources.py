@@ -6,6 +6,7 @@ import functools
 import http.server
 import json
 import threading
+import zipfile
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional
 
@@ -75,6 +76,18 @@ def test_wheel_for_another_python_or_platform(root: Path, base: Path, tmp_path: 
     wheel = venvs.make_wheel(tmp_path / "w", "other", "1.0", {"other.py": ""}, tag=tag)
     error = failure(root, base, *wheelhouse([("other", "1.0", wheel)], []))
     assert error.id == "no-matching-wheel", error.message
+
+
+def test_wheel_that_is_not_what_its_record_says(root: Path, base: Path, tmp_path: Path) -> None:
+    wheel = venvs.make_wheel(tmp_path / "w", "odd", "1.0", {"odd.py": "ODD = 1\n"})
+    with zipfile.ZipFile(wheel) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, data in {**members, "odd.py": b"ODD = 22\n"}.items():
+            archive.writestr(name, data)
+    error = failure(root, base, *wheelhouse([("odd", "1.0", wheel)], []))
+    assert error.id == "source-incomplete"
+    assert "odd.py (9 bytes instead of 8)" in error.message and "wheel" in error.message
 
 
 def test_package_that_the_source_lacks(root: Path, base: Path, wheels: Dict[str, Path]) -> None:
