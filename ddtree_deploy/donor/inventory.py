@@ -194,7 +194,7 @@ def _require_unchanged(path: str, fingerprint: str) -> None:
 
     venv = probe_venv(path)
     if venv.fingerprint != fingerprint:
-        what = venv.problem or "other packages or files of theirs gone, another Python or another configuration"
+        what = venv.problem or "other packages or files, another Python or another configuration"
         raise DriftError(
             "donor-changed",
             f"the donor {path} changed since the plan was made: {what}",

@@ -54,8 +54,8 @@ class Package:
 
 @dataclass(frozen=True)
 class Venv:
-    """A Python environment; ``fingerprint`` changes when its package set, Python or configuration does,
-    and when files of a package go."""
+    """A Python environment; ``fingerprint`` changes when its package set, Python or configuration does, and
+    when files come, go or change their size."""
 
     path: str
     exists: bool

@@ -17,6 +17,7 @@ from ddtree_deploy.facts.packages import Distribution, read_distributions
 from ddtree_deploy.release.own import LARGE
 
 _PYTHON_TIMEOUT = 20.0
+_PASSING = (".pyc", ".pyo", ".log", ".lock", ".pid", ".tmp")
 _ASK_PYTHON = "import sys;print('%d.%d.%d' % sys.version_info[:3]);print(sys.base_prefix)"
 
 
@@ -47,7 +48,7 @@ def scan_venv(path: str, progress: ProgressSink = silent) -> ScannedVenv:
     python, base_prefix, python_problem = _ask_python(folder)
     site = _site_packages(folder, python)
     distributions = read_distributions(site) if site and _readable(site) else []
-    files, size, small = _count(folder, progress)
+    tree = _walk(folder, progress)
     venv = Venv(
         path=str(folder),
         exists=True,
@@ -57,10 +58,10 @@ def scan_venv(path: str, progress: ProgressSink = silent) -> ScannedVenv:
         home=(config or {}).get("home"),
         site_packages=str(site) if site else None,
         packages=[distribution.package for distribution in distributions],
-        fingerprint=_fingerprint(folder, python, site, distributions),
-        files=files,
-        bytes=size,
-        small_bytes=small,
+        fingerprint=_fingerprint(folder, python, site, distributions, tree.digest),
+        files=tree.files,
+        bytes=tree.bytes,
+        small_bytes=tree.small,
         system_site_packages=(config or {}).get("include-system-site-packages", "").lower() == "true",
         problem=_kind_problem(folder, config) or python_problem or _site_problem(folder, site, python),
     )
@@ -123,9 +124,11 @@ def _site_packages(folder: Path, python: Optional[str]) -> Optional[Path]:
     return found[0] if len(found) == 1 else None
 
 
-def _fingerprint(folder: Path, python: Optional[str], site: Optional[Path], distributions: List[Distribution]) -> str:
-    """sha256 over what makes the environment: Python, configuration, each package with its RECORD and the
-    files of it that are gone, .pth files."""
+def _fingerprint(
+    folder: Path, python: Optional[str], site: Optional[Path], distributions: List[Distribution], files: str
+) -> str:
+    """sha256 over what makes the environment: Python, configuration, each package with its RECORD and the files of it
+    that are gone, .pth files, and ``files``, the tree's digest. No times and no inodes: a copy has the same."""
     digest = hashlib.sha256()
 
     def add(*parts: str) -> None:
@@ -137,6 +140,7 @@ def _fingerprint(folder: Path, python: Optional[str], site: Optional[Path], dist
         add("package", distribution.package.name, distribution.package.version, distribution.digest)
     for path in sorted(site.glob("*.pth")) if site else []:
         add("pth", path.name, _sha256(path))
+    add("files", files)
     return digest.hexdigest()
 
 
@@ -144,23 +148,55 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(read_bytes(path) or b"").hexdigest()
 
 
-def _count(folder: Path, progress: ProgressSink) -> Tuple[int, int, int]:
-    """(files, bytes, bytes in files up to ``LARGE``) below ``folder``; links are not followed, and what cannot be read
-    is left out."""
-    files = size = small = 0
-    folders = [str(folder)]
+@dataclass
+class _Tree:
+    """What is below a folder. ``small``: bytes in files up to ``LARGE``; ``digest``: over path and size of each file,
+    and path and target of each link, that makes the environment (see :func:`_counts`)."""
+
+    files: int = 0
+    bytes: int = 0
+    small: int = 0
+    digest: str = ""
+
+
+def _walk(folder: Path, progress: ProgressSink) -> _Tree:
+    """Links are not followed, and what cannot be read is left out."""
+    tree, digest = _Tree(), hashlib.sha256()
+    folders = [("", True)]
     while folders:
-        try:
-            with os.scandir(folders.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.path)
-                    else:
-                        files += 1
-                        one = entry.stat(follow_symlinks=False).st_size
-                        size += one
-                        small += one if one <= LARGE else 0
-        except OSError:
-            continue
-        progress(Progress("facts", "counting files", done_bytes=size, done_files=files))
-    return files, size, small
+        relative, counts = folders.pop()
+        found: List[Tuple[str, bool]] = []
+        for entry in _entries(folder / relative):
+            path = f"{relative}/{entry.name}" if relative else entry.name
+            counted = counts and _counts(entry.name)
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    found.append((path, counted))
+                    continue
+                size = entry.stat(follow_symlinks=False).st_size
+                what = str(Path(entry.path).readlink()) if entry.is_symlink() else str(size)
+            except OSError:  # gone meanwhile
+                continue
+            tree.files += 1
+            tree.bytes += size
+            tree.small += size if size <= LARGE else 0
+            if counted and (entry.is_symlink() or entry.is_file(follow_symlinks=False)):
+                digest.update(f"{path}\0{what}\n".encode("utf-8", "surrogateescape"))
+        folders += reversed(found)  # so that the order is always the same
+        progress(Progress("facts", "counting files", done_bytes=tree.bytes, done_files=tree.files))
+    tree.digest = digest.hexdigest()
+    return tree
+
+
+def _entries(folder: Path) -> List[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError:
+        return []
+
+
+def _counts(name: str) -> bool:
+    """Not what comes and goes while an environment is only used: byte code, logs, locks, hidden files and folders
+    (caches, ``.nfs...``, what version control keeps)."""
+    return not name.startswith(".") and name != "__pycache__" and not name.endswith(_PASSING)

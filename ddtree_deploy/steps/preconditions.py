@@ -22,7 +22,7 @@ from ddtree_deploy.release.space import require_space
 from ddtree_deploy.release.store import current_release
 from ddtree_deploy.steps.context import StepContext
 
-_OTHER = "its Python, its configuration, or files of its packages"
+_OTHER = "its Python, its configuration, or files in it"
 _AGAIN = "plan again: `ddtree-deploy plan HOST` shows what is different"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -137,6 +139,57 @@ def test_the_fingerprint_changes_with_what_makes_the_environment(venv: Path, sit
         (site / "foo" / name).unlink()
         look()
     assert len(set(seen)) == len(seen)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "echo >> $S/foo/__init__.py",
+        "echo > $S/new.py",
+        "mkdir $S/package && echo > $S/package/__init__.py",
+        "echo > $V/bin/script",
+        "ln -s /srv/other $S/checkout",
+        "ln -sfn /srv/third $S/link",
+        "mkdir -p $V/src/project && echo > $V/src/project/module.py",
+        "rm $S/unowned.py",
+    ],
+)
+def test_files_of_no_record_and_edited_ones_change_the_fingerprint(
+    venv: Path, site: Path, install, change: str
+) -> None:
+    install("foo", "1.0", files={"foo/__init__.py": b"1"})
+    (site / "unowned.py").write_text("1")
+    (site / "link").symlink_to("/srv/first")
+    before = probe_venv(str(venv)).fingerprint
+    subprocess.run(["sh", "-ec", change], check=True, env={**os.environ, "V": str(venv), "S": str(site)})
+    assert probe_venv(str(venv)).fingerprint != before
+
+
+def test_what_comes_and_goes_does_not_change_the_fingerprint(venv: Path, site: Path, install) -> None:
+    install("foo", "1.0", files={"foo/__init__.py": b"1"})
+    before = probe_venv(str(venv)).fingerprint
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    subprocess.run([venv / "bin" / "python", "-c", "import foo"], check=True, env=environment)
+    assert list((site / "foo" / "__pycache__").iterdir())
+    for name in ("foo/.cache/data", "foo/.nfs0001", "foo/x.pyc", "foo/run.log", "foo/x.lock", ".git/index", "run.pid"):
+        (site / name).parent.mkdir(exist_ok=True)
+        (site / name).write_text("1")
+    (site / "empty").mkdir()
+    os.mkfifo(site / "pipe")
+    (site / "foo" / "__init__.py").touch()
+    assert probe_venv(str(venv)).fingerprint == before
+
+
+def test_a_copy_has_the_same_fingerprint(venv: Path, install) -> None:
+    """The same content on another host: other times, other inodes, another order of directory entries."""
+    install("foo", "1.0", files={f"foo/{letter}.py": b"1" for letter in "zyxabc"})
+    before = probe_venv(str(venv)).fingerprint
+    venv.rename(venv.with_name("old"))
+    shutil.copytree(venv.with_name("old"), venv, symlinks=True, copy_function=shutil.copyfile)
+    for file in (venv / "bin").iterdir():
+        if not file.is_symlink():
+            file.chmod(0o755)
+    assert probe_venv(str(venv)).fingerprint == before
 
 
 def test_nothing_is_written(venv: Path, install) -> None:
