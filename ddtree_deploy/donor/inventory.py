@@ -18,7 +18,7 @@ from ddtree_deploy.errors import DriftError, InputError, StepError
 from ddtree_deploy.facts.system import boot_id
 from ddtree_deploy.release.distributions import Distribution, find_distributions, find_site, is_bytecode
 from ddtree_deploy.release.donor import pick, require_undamaged
-from ddtree_deploy.release.files import recorded_form, shown
+from ddtree_deploy.release.files import leads_out, recorded_form, shown
 from ddtree_deploy.release.hashes import HashCache, user_cache
 from ddtree_deploy.release.relocate import old_paths
 from ddtree_deploy.units import some
@@ -134,6 +134,8 @@ class _Looker:
             self._seen.add(path)
             try:
                 info = os.lstat(f"{self._venv}/{path}")
+                if stat.S_ISLNK(info.st_mode) and leads_out(f"{self._venv}/{path}", self._venv):
+                    info = os.stat(f"{self._venv}/{path}")  # the file itself: other hosts do not have it there
             except OSError:
                 self.missing.append(shown(path))
                 continue

@@ -96,7 +96,7 @@ class Sender:
 
     def _send_bytes(self, full: str, path: str, size: int, offset: int) -> Tuple[str, Optional[str]]:
         digest = hashlib.sha256()
-        descriptor = os.open(full, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(full, os.O_RDONLY | os.O_CLOEXEC)  # through links, as the inventory did
         with os.fdopen(descriptor, "rb", buffering=0) as stream:
             before = os.fstat(descriptor)
             if before.st_size != size:

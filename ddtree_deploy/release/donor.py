@@ -20,6 +20,7 @@ from ddtree_deploy.release.clone import Cloned, Copier, choose_method
 from ddtree_deploy.release.distributions import Distribution, find_distributions, is_bytecode, owners
 from ddtree_deploy.release.files import (
     InsideCheck,
+    leads_out,
     make_folders,
     make_writable,
     record_hash_file,
@@ -80,7 +81,7 @@ def place_distributions(
     available = find_distributions(source, source_site)
     taken = [pick(available, name, version, source) for name, version in sorted(wanted.items())]
     kept = owners(find_distributions(tree, site), frozenset(wanted))
-    placer = _Placer(tree, choose_method(os.path.join(source, "pyvenv.cfg"), tree), kept)
+    placer = _Placer(source, tree, choose_method(os.path.join(source, "pyvenv.cfg"), tree), kept)
     moved = placer.moved
     done.counts = placer.copier.counts
     total_files = sum(len(distribution.files) for distribution in taken)
@@ -188,12 +189,14 @@ def pick(available: Dict[str, List[Distribution]], name: str, version: str, sour
 
 
 class _Placer:
-    """Puts single files into the release ``tree``; ``kept``: path -> packages that stay and own it."""
+    """Puts single files of the venv ``source`` into the release ``tree``; ``kept``: path -> packages that stay and own
+    it."""
 
-    def __init__(self, tree: str, method: str, kept: Dict[str, List[str]]) -> None:
+    def __init__(self, source: str, tree: str, method: str, kept: Dict[str, List[str]]) -> None:
         self.moved = Cloned()
         self.overwritten: List[str] = []
         self.copier = Copier(method)
+        self._source = os.path.realpath(source)
         self._tree = tree
         self._kept = kept
         self._inside = InsideCheck(tree)
@@ -204,6 +207,9 @@ class _Placer:
         full = f"{self._tree}/{target}"
         try:
             info = os.lstat(source)
+            if stat.S_ISLNK(info.st_mode) and leads_out(source, self._source):
+                info = os.stat(source)  # the file itself: it may change there, or go, any day
+                source = os.path.realpath(source)
         except FileNotFoundError:
             raise StepError(
                 "source-incomplete",

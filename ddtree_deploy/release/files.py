@@ -145,6 +145,13 @@ def remove_tree(path: AnyPath) -> None:
             time.sleep(pause)
 
 
+def leads_out(path: AnyPath, root: str) -> bool:
+    """Whether the symlink ``path`` ends outside of the folder ``root`` (a real path), at a file or at nothing: one that
+    an installer made instead of a file, into its cache. Links to folders outside are somebody's checkout."""
+    real = os.path.realpath(path)
+    return not real.startswith(root + "/") and not os.path.isdir(real)
+
+
 def sync_folder(path: AnyPath) -> None:
     """fsync a folder, so that a rename in it survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

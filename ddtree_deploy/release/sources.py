@@ -98,7 +98,7 @@ def _described_donor(path: str, wanted: List[Wanted], take_edited: bool, context
     packages = {package.name: package.version for package in wanted}
     try:
         manifest, notes = take_inventory(path, packages, hashes, context.progress, take_edited, read_all=True)
-        located = {file.sha256: f"{manifest.venv}/{file.path}" for file in manifest.files}
+        located = {file.sha256: os.path.realpath(f"{manifest.venv}/{file.path}") for file in manifest.files}
         done = assemble(context.layout, Wish(manifest, located), hashes, context.progress)
     finally:
         hashes.save()

@@ -11,7 +11,7 @@ from ddtree_deploy.plan.inputs import PlanInputs
 from ddtree_deploy.plan.model import Action, Precondition
 from ddtree_deploy.release.clone import choose_method, clone_error, clone_tree, finish_folders
 from ddtree_deploy.release.distributions import find_site
-from ddtree_deploy.release.files import remove_tree, shown
+from ddtree_deploy.release.files import leads_out, remove_tree, shown
 from ddtree_deploy.release.finish import planned_record, write_record
 from ddtree_deploy.release.paths import PathMentions
 from ddtree_deploy.release.relocate import old_paths, relocate
@@ -104,6 +104,7 @@ def apply(action: Action, context: StepContext) -> Dict[str, Any]:
     _recheck_base(action, context)
     context.notes += moved.notes
     _notes(real, done.skipped, context)
+    _note_links([path for path, _ in done.outward if path.startswith(site + "/")], context)
     write_record(action.params["record"], context)
     return {
         "method": method,
@@ -185,6 +186,23 @@ def _notes(real: str, skipped: List[str], context: StepContext) -> None:
     if skipped:
         names = ", ".join(shown(path) for path in skipped[:5])
         context.note("note", "special-files", f"sockets, pipes and devices are not cloned: {names}")
+
+
+def _note_links(paths: List[str], context: StepContext) -> None:
+    """Of ``paths``, symlinks in the clone's site-packages, those that stand for files elsewhere."""
+    tree = os.path.realpath(context.partial)
+    outside = [path for path in sorted(paths) if os.path.isfile(f"{tree}/{path}") and leads_out(f"{tree}/{path}", tree)]
+    if not outside:
+        return
+    example = f"{shown(outside[0])} -> {shown(os.path.realpath(f'{tree}/{outside[0]}'))}"
+    context.note(
+        "warning",
+        "files-elsewhere",
+        f"symlinks that stand for files of packages lead out of the base venv: {len(outside)}, such as {example}. So "
+        "they do in the release, but for what the overlay replaces: it changes with the files there, and breaks when "
+        "they go (`uv cache clean`). For a release with files of its own, install these packages in the base venv anew "
+        "with `--link-mode copy`",
+    )
 
 
 def _setting(config: str, key: str) -> Optional[str]:

@@ -435,3 +435,21 @@ def test_hashes_are_kept_by_what_a_file_is(tmp_path: Path) -> None:
     assert second.sha256(str(file)) == venvs.sha256(file) != digest
     cache.write_text("{not json")
     assert HashCache(str(cache)).known(str(file)) is None
+
+
+def test_files_behind_links_that_lead_out_of_the_donor_are_files(
+    donor: Path, root: Path, base: Path, tmp_path: Path
+) -> None:
+    """As ``uv pip install --link-mode symlink`` makes them, into uv's cache."""
+    cache = tmp_path / "uv-cache"
+    cache.mkdir()
+    for name in ("extra.py", "native/lib.so", "extra-1.0.dist-info/METADATA"):
+        (donor / SITE / name).rename(cache / Path(name).name)
+        (donor / SITE / name).symlink_to(cache / Path(name).name)
+    done = brought(donor, root, base)
+    shutil.rmtree(cache)  # another host has none
+    release, notes = provisioned(root, base, done)
+    assert [path for path in release.rglob("*") if path.is_symlink() and str(cache) in str(path.readlink())] == []
+    assert venvs.run([release / "bin" / "python", "-c", "import extra; print(extra.EXTRA)"]).stdout == "True\n"
+    assert (release / SITE / "some_lib" / "link.py").readlink() == Path("new.py"), "one that stays inside is a link"
+    assert notes == {}

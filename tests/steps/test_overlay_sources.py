@@ -214,6 +214,34 @@ def test_donor_with_edited_missing_and_unrecorded_files(
     assert caught.value.id == "source-incomplete"
 
 
+def test_files_of_a_donor_that_are_links_out_of_it(
+    root: Path, base: Path, tmp_path: Path, wheels: Dict[str, Path]
+) -> None:
+    """As ``uv pip install --link-mode symlink`` makes them, into uv's cache."""
+    donor = venvs.make_filled_venv(tmp_path / "donor", wheels["lib-2"], wheels["extra"])
+    site, cache = donor / venvs.SITE, tmp_path / "uv-cache"
+    cache.mkdir()
+    for name in ("extra.py", "some_lib/new.py", "some_lib-2.0.dist-info/METADATA"):
+        (site / name).rename(cache / Path(name).name)
+        (site / name).symlink_to(cache / Path(name).name)
+    (site / "some_lib" / "inside.py").symlink_to("__init__.py")
+    with (site / "some_lib-2.0.dist-info" / "RECORD").open("a") as record:
+        record.write("some_lib/inside.py,,\n")
+    (site / "extra-1.0.dist-info" / "RECORD").unlink()  # put together with a RECORD of its own
+    install: Install = [("some-lib", "2.0", []), ("extra", "1.0", [])]
+    for number, packages in enumerate((install, install[:1])):
+        overlay = venvs.overlay_action(packages, ["some-lib"], {"kind": "donor", "location": str(donor)})
+        before = venvs.tree_state(donor)
+        release, _ = run(root, base, overlay, release_id=f"test-{number}")
+        links = [path for path in (release / venvs.SITE).rglob("*") if path.is_symlink()]
+        assert [(path.name, str(path.readlink())) for path in links] == [("inside.py", "__init__.py")]
+        assert venvs.tree_state(donor) == before
+    (cache / "new.py").unlink()
+    with pytest.raises(StepError, match=r"some_lib/new\.py") as caught:
+        run(root, base, overlay, release_id="test-2")
+    assert caught.value.id == "source-incomplete"
+
+
 @pytest.mark.parametrize(
     ("install", "id"), [([("extra", "1.0", [])], "source-lacks"), ([("some-lib", "9.0", [])], "source-lacks")]
 )

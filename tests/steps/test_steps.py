@@ -154,6 +154,24 @@ def test_command_that_writes_into_a_file_too_large_to_copy(
     assert list((root / "releases").iterdir()) == []
 
 
+def test_files_of_the_base_that_are_links_out_of_it_are_told(root: Path, base: Path, tmp_path: Path) -> None:
+    site, cache = base / venvs.SITE, tmp_path / "uv-cache"
+    cache.mkdir()
+    for name in ("engine/__init__.py", "some_lib/old.py"):
+        (site / name).rename(cache / Path(name).name)
+        (site / name).symlink_to(cache / Path(name).name)
+    (tmp_path / "checkout").mkdir()
+    (site / "checkout").symlink_to(tmp_path / "checkout")  # folders, the venv's own files and its Python do not count
+    (site / "inside.py").symlink_to("some_lib/__init__.py")
+    (site / "own.py").symlink_to(site / "some_lib" / "__init__.py")
+    result = run(root, base)
+    (note,) = result["notes"]
+    assert (note["severity"], note["id"]) == ("warning", "files-elsewhere")
+    assert "venv: 2, such as" in note["message"] and "uv cache clean" in note["message"]
+    assert f"{venvs.SITE}/engine/__init__.py -> {cache}/__init__.py" in note["message"]
+    assert (root / "releases" / "test-1" / venvs.SITE / "some_lib" / "old.py").is_symlink()
+
+
 def test_audit_of_a_fitting_release_passes(root: Path, base: Path) -> None:
     result = run(root, base, Action(id="03-audit", step="audit", summary="audit"))
     assert result["actions"][1]["result"]["counts"]["error"] == 0
