@@ -16,6 +16,7 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 from packaging.utils import canonicalize_name
 
 from ddtree_deploy.abi.tree import Tree
+from ddtree_deploy.release.record import is_whole
 
 _FOLDER = re.compile(r"^(?P<name>.+?)-(?P<version>[^-]+?)(-py\d.*)?\.(dist|egg)-info$")
 
@@ -92,7 +93,7 @@ def _read(tree: Tree, site: str, head: str) -> Optional[Distribution]:
         requires=headers.get("requires-dist", []),
         requires_python=_first(headers, "requires-python"),
         tags=parse_headers(_text(tree, folder + "/WHEEL") or "").get("tag", []),
-        record=_record(_text(tree, folder + "/RECORD"), site),
+        record=_record(_text(tree, folder + "/RECORD"), folder, site),
         installer=(_text(tree, folder + "/INSTALLER") or "").strip() or None,
     )
     _read_direct_url(dist, _text(tree, folder + "/direct_url.json"))
@@ -117,8 +118,8 @@ def parse_headers(text: str) -> Dict[str, List[str]]:
     return headers
 
 
-def _record(text: Optional[str], site: str) -> Optional[Dict[str, Recorded]]:
-    if text is None:
+def _record(text: Optional[str], folder: str, site: str) -> Optional[Dict[str, Recorded]]:
+    if text is None or not is_whole(text.encode("utf-8", "replace"), posixpath.basename(folder)):
         return None
     rows: Dict[str, Recorded] = {}
     lines = text.replace("\0", "").splitlines()

@@ -119,9 +119,10 @@ def _describe(building: str, wish: Wish, number: int, package: DonorPackage) -> 
     folder = package.folder or f"{package.name.replace('-', '_')}-{package.version}.dist-info"
     if not folder.endswith(".dist-info"):
         return  # an egg-info has another format
+    record = f"{manifest.site}/{folder}/RECORD"  # there may be what is left of one
     rows: List[Row] = []
     for index, file in enumerate(manifest.files):
-        if file.owner == number and file.path.startswith(manifest.site + "/"):
+        if file.owner == number and file.path.startswith(manifest.site + "/") and file.path != record:
             rows.append((file.path[len(manifest.site) + 1 :], recorded_form(wish.sha256(index)), str(file.size)))
     start = f"{building}/{manifest.site}/{folder}"
     if not package.folder:

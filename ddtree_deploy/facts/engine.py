@@ -109,7 +109,7 @@ def _added(site: Path, found: Distribution) -> List[str]:
 
 def _record(info: Path) -> Iterator[Tuple[str, Tuple[str, str], Optional[int]]]:
     """Rows of RECORD with a hash, inside site-packages: (path, (algorithm, hash), size)."""
-    for row in csv.reader(_text(info / "RECORD").splitlines()):
+    for row in csv.reader(_text(info / "RECORD").replace("\0", "").splitlines()):  # zeros: what a power cut leaves
         if len(row) >= 2 and row[1] and not row[0].startswith(("/", "../")):
             algorithm, _, value = row[1].partition("=")
             size = int(row[2]) if len(row) > 2 and row[2].isdigit() else None

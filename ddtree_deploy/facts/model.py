@@ -42,7 +42,7 @@ class Package:
     name: str  # normalized (PEP 503)
     version: str
     abi_tag: Optional[str] = None
-    record: bool = True  # has a RECORD
+    record: bool = True  # has a RECORD that is whole
     editable: Optional[str] = None  # project folder of an editable install
     installer: Optional[str] = None
     wheel_tags: List[str] = field(default_factory=list)

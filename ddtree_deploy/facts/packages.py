@@ -23,6 +23,7 @@ from ddtree_deploy.facts.files import read_bytes, read_text
 from ddtree_deploy.facts.links import links
 from ddtree_deploy.facts.model import Package
 from ddtree_deploy.release.bare import NVIDIA, Bare, claim, files_below, find_bare, import_entries, own_version
+from ddtree_deploy.release.record import is_whole
 
 # Wheels whose version is the toolkit's: nvidia-cuda-runtime 13.0.96 is of CUDA 13.0.
 _TOOLKIT_VERSIONED = re.compile(r"(cuda-toolkit|nvidia-(cuda-(runtime|nvrtc|cupti|nvcc)|nvtx|nvjitlink))(-cu\d+)?\Z")
@@ -78,17 +79,18 @@ def _read(site: Path, info: Path) -> Optional[Distribution]:
     if not name or not version:
         return None
     record = read_bytes(info / "RECORD")
+    whole = record is not None and is_whole(record, info.name)
     names = [line for line in read_text(info / "top_level.txt").split() if line.isidentifier()]
     top_level = names or [canonicalize_name(name).replace("-", "_")]
     normal = canonicalize_name(name)
     requires = headers.get("requires-dist", [])
-    objects = _shared_objects(record) if record is not None else _objects_below(site, import_entries(normal, str(site)))
+    objects = _shared_objects(record or b"") if whole else _objects_below(site, import_entries(normal, str(site)))
     own = own_version(str(site), normal)
     package = Package(
         name=normal,
         version=version,
         abi_tag=_abi_tag(site, normal, version, requires, objects, top_level),
-        record=record is not None,
+        record=whole,
         editable=_editable(read_text(info / "direct_url.json")),
         installer=read_text(info / "INSTALLER").strip() or None,
         wheel_tags=_headers(read_text(info / "WHEEL")).get("tag", []),

@@ -210,7 +210,7 @@ class _Differ:
         names = sorted(name for name in leaving if not _files_known(self.installed[name]))
         if not names:
             return []
-        message = f"{', '.join(names)} would be replaced, but there is no RECORD of the files installed"
+        message = f"{', '.join(names)} would be replaced, but there is no whole RECORD of the files installed"
         hint = "Reinstall it in the base venv with pip or uv, which write a RECORD."
         return [Problem("error", "package-without-record", message, hint)]
 

@@ -1,7 +1,7 @@
 """The distributions installed in a venv and the files they own. Standard library and packaging only (agent-safe).
 
 Sources: PyPA "Recording installed projects" (dist-info, RECORD); setuptools' egg-info with installed-files.txt and
-top_level.txt for what was installed without a RECORD.
+top_level.txt for what was installed without a RECORD, or whose RECORD was cut off.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.release.bare import NVIDIA, claim, files_below, find_bare, import_entries
-from ddtree_deploy.release.record import Row, parse_record, venv_path
+from ddtree_deploy.release.record import Row, is_whole, parse_record, venv_path
 
 _FOLDER = re.compile(r"(?P<name>.+?)(?:-(?P<version>[^-]+))?(?:-py[\d.]+)?\.(?:dist|egg)-info\Z")
 
@@ -120,7 +120,9 @@ def _read(venv: str, site: str, folder: str, name: str, version: str) -> Distrib
     record = os.path.join(base, "RECORD")
     if os.path.isfile(record):
         with open(record, "rb") as stream:
-            return _from_rows(name, version, folder, site, parse_record(stream.read()))
+            data = stream.read()
+        if is_whole(data, folder):
+            return _from_rows(name, version, folder, site, parse_record(data))
     installed = os.path.join(base, "installed-files.txt")
     if os.path.isfile(installed):
         with open(installed, encoding="utf-8", errors="surrogateescape") as text:
@@ -145,8 +147,8 @@ def _from_rows(name: str, version: str, folder: str, site: str, rows: List[Row])
     return distribution
 
 
-def _by_top_level(site: str, folder: str, name: str) -> List[str]:
-    """Files below the top-level names, relative to site-packages; and the metadata itself."""
+def top_level(site: str, folder: str, name: str) -> List[str]:
+    """Entries of site-packages that a distribution has by its ``top_level.txt``, or else by its name."""
     names: List[str] = []
     with_names = os.path.join(site, folder, "top_level.txt")
     if os.path.isfile(with_names):
@@ -154,6 +156,12 @@ def _by_top_level(site: str, folder: str, name: str) -> List[str]:
             names = [line.strip() for line in stream if line.strip()]
     if not names or names == [NVIDIA]:  # a folder that all of NVIDIA's packages share
         names = import_entries(name, site)
+    return names
+
+
+def _by_top_level(site: str, folder: str, name: str) -> List[str]:
+    """Files below the top-level names, relative to site-packages; and the metadata itself."""
+    names = top_level(site, folder, name)
     found = [path for entry in names if "/" in entry for path in files_below(site, entry)]
     for entry in sorted(os.listdir(site)):
         if entry == folder or entry in names or (entry.partition(".")[0] in names and not entry.endswith("-info")):

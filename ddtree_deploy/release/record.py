@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 from typing import Iterator, List, Optional, Tuple
 
 from ddtree_deploy.release.files import record_hash_file, replace_file
@@ -14,13 +15,26 @@ Row = Tuple[str, str, str]  # path relative to site-packages, "sha256=..." or ""
 
 def parse_record(data: bytes) -> List[Row]:
     """The rows of a RECORD; short rows are filled up, empty ones left out."""
-    text = data.decode("utf-8", "surrogateescape")
+    text = data.decode("utf-8", "surrogateescape").replace("\0", "")  # a power cut leaves such, and csv refuses them
     rows = []
     for row in csv.reader(io.StringIO(text, newline="")):
         if row and row[0]:
             path, digest, size = [*row, "", ""][:3]
             rows.append((path, digest, size))
     return rows
+
+
+def is_whole(data: bytes, folder: str) -> bool:
+    """Whether ``data``, the RECORD in the metadata folder ``folder``, says what is installed.
+
+    Every installer lists the folder's own RECORD and METADATA, though some only one of them. A RECORD that names
+    neither, or whose last row is torn, was emptied or cut off, by a power cut say: files of its package are not in it.
+    """
+    own = rb"[^a-z0-9/\\,\n]+".join(part.encode() for part in re.findall("[a-z0-9]+", folder.lower()))
+    last = data.rpartition(b"\n")[2]
+    torn = bool(last.strip()) and last.count(b",") < 2
+    names_own = re.search(rb'^(?:[^\n]*[/\\"])?%s[/\\](?:RECORD|METADATA)"?,' % own, data, re.M | re.I) is not None
+    return names_own and not torn
 
 
 def format_record(rows: List[Row]) -> bytes:

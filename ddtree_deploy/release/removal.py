@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Set
 from packaging.utils import canonicalize_name
 
 from ddtree_deploy.agent.protocol import Progress, ProgressSink
-from ddtree_deploy.release.distributions import Distribution, find_distributions, owners
+from ddtree_deploy.release.distributions import Distribution, find_distributions, owners, top_level
 from ddtree_deploy.release.files import (
     InsideCheck,
     make_writable,
@@ -47,13 +47,15 @@ def remove_distributions(tree: str, site: str, names: Set[str], progress: Progre
     kept = owners(distributions, frozenset(names))
     inside = InsideCheck(tree)
     folders: Set[str] = set()
+    tops = _top_folders(tree, site, doomed)  # now: their metadata leaves, too
     total = sum(len(distribution.files) for distribution in doomed)
     for distribution in doomed:
         if not distribution.record:
             done.note(
                 "warning",
                 "no-record",
-                f"{distribution.name} {distribution.version} has no RECORD: its files are told by its top-level names",
+                f"{distribution.name} {distribution.version} has no whole RECORD: "
+                "its files are told by its top-level names",
             )
         if distribution.outside:
             done.note(
@@ -67,7 +69,7 @@ def remove_distributions(tree: str, site: str, names: Set[str], progress: Progre
     for name in sorted(names):
         _remove_egg_link(tree, site, name)
     _remove_empty(tree, site, folders)
-    _note_leftovers(tree, site, doomed, kept, done)
+    _note_leftovers(tree, site, tops, kept, done)
     progress(Progress("remove", "", done_files=done.files, total_files=total, finished=True))
     return done
 
@@ -164,15 +166,18 @@ def _remove_empty(tree: str, site: str, folders: Set[str]) -> None:
             os.rmdir(f"{tree}/{folder}")
 
 
-def _note_leftovers(
-    tree: str, site: str, doomed: List[Distribution], kept: Dict[str, List[str]], done: Removed
-) -> None:
-    tops = {
-        path[len(site) + 1 :].split("/")[0]
-        for distribution in doomed
-        for path in distribution.files
-        if path.startswith(site + "/") and "/" in path[len(site) + 1 :]
-    }
+def _top_folders(tree: str, site: str, doomed: List[Distribution]) -> Set[str]:
+    """Entries of site-packages that the files of ``doomed`` are in, or would be by the name: a RECORD may lack rows."""
+    tops: Set[str] = set()
+    for distribution in doomed:
+        tops |= {path[len(site) + 1 :].split("/")[0] for path in distribution.files if path.startswith(site + "/")}
+        if distribution.folder:
+            names = top_level(f"{tree}/{site}", distribution.folder, distribution.name)
+            tops |= {name.partition("/")[0] for name in names}
+    return tops - {"", ".", ".."}
+
+
+def _note_leftovers(tree: str, site: str, tops: Set[str], kept: Dict[str, List[str]], done: Removed) -> None:
     left: List[str] = []
     for top in sorted(tops):
         stack = [f"{site}/{top}"]

@@ -74,6 +74,12 @@ def test_without_record_there_is_nothing_to_compare(site: Path, install) -> None
     assert (engine.changed_files, engine.missing_files, engine.added_files) == ([], [], [])
 
 
+def test_a_record_of_zeros(site: Path, install) -> None:
+    info = install("sglang", "0.5.11", files={"sglang/__init__.py": b""})
+    (info / "RECORD").write_bytes(bytes(200_000))
+    assert found(site).changed_files == []
+
+
 def test_no_engine(site: Path, install) -> None:
     install("vllm", "0.11")
     assert probe(site) is None

@@ -50,6 +50,44 @@ def test_without_record_and_without_metadata(site: Path, install) -> None:
     }
 
 
+def cut_records(whole: bytes) -> dict[str, bytes]:
+    """What a power cut or a full disk leaves of a RECORD."""
+    return {
+        "empty": b"",
+        "first row": whole[:40],
+        "zeros": bytes(len(whole)),
+        "rows of others": whole.replace(b"damaged-1.0.dist-info", b"other-1.0.dist-info"),
+        "a torn last row": whole + b"damaged/more.py,sha25",
+    }
+
+
+@pytest.mark.parametrize("kind", list(cut_records(b"")))
+def test_a_record_that_was_cut_off_is_none(kind: str, site: Path, install) -> None:
+    info = install("damaged", "1.0", {"damaged/__init__.py": b"", "damaged/lib.so": b"no object"})
+    record = info / "RECORD"
+    record.write_bytes(cut_records(record.read_bytes())[kind])
+    assert packages(site)["damaged"].record is False
+
+
+@pytest.mark.parametrize(
+    ("folder", "rows"),
+    [
+        ("Foo.Bar-1.2+cu130.dist-info", "foo_bar-1.2_cu130.dist-info/METADATA,sha256=x,1\n"),  # no row of its own
+        ("foo_bar-1.2.dist-info", "foo/a.py,,\nFoo-Bar-1.2.dist-info/RECORD,,"),  # a last row without a line's end
+        ("foo_bar-1.2.dist-info", "foo\\a.py,,\r\nfoo_bar-1.2.dist-info\\RECORD,,\r\n"),
+        ("foo_bar-1.2.dist-info", '"foo_bar-1.2.dist-info/METADATA",sha256=x,1\n'),
+        ("foo_bar-1.2.dist-info", "/opt/venv/lib/python3.11/site-packages/foo_bar-1.2.dist-info/RECORD,,\n"),
+        ("foo_bar-1.2.dist-info", "foo/a.py,,\n../site-packages/foo_bar-1.2.dist-info/METADATA,,\n"),
+        ("foo_bar-1.2.dist-info", "foo_bar.pth,sha256=x,1\nfoo_bar-1.2.dist-info/RECORD,,\n"),  # editable
+    ],
+)
+def test_how_installers_write_a_record(folder: str, rows: str, site: Path) -> None:
+    (site / folder).mkdir()
+    (site / folder / "RECORD").write_text(rows, newline="")
+    (site / folder / "METADATA").write_text("Name: foo-bar\nVersion: 1.2\n")
+    assert packages(site)["foo-bar"].record is True
+
+
 def test_a_license_in_the_headers_does_not_end_them(site: Path, install) -> None:
     license = "License: Some\n        Words\n        \n        more words\n"
     install("long", "1.0", metadata=license + "Requires-Dist: torch==2.11.0\nRequires-Dist: x; extra == 'dev'\n")

@@ -145,6 +145,25 @@ def test_package_without_record_is_told_by_its_top_level(root: Path, base: Path)
     assert "no-record" in notes(result)
 
 
+@pytest.mark.parametrize("left", ["empty", "torn", "zeros"])
+def test_package_whose_record_was_cut_off_is_told_by_its_top_level(root: Path, base: Path, left: str) -> None:
+    record = base / venvs.SITE / "some_lib-1.0.dist-info" / "RECORD"
+    whole = record.read_bytes()
+    record.write_bytes({"empty": b"", "torn": whole[:-12], "zeros": bytes(200_000)}[left])
+    release, result = run(root, base, venvs.overlay_action([], ["some-lib"], {"kind": "index"}))
+    assert not list(site(release).glob("some_lib*"))
+    assert "some-lib 1.0" in notes(result)["no-record"]
+
+
+def test_files_of_rows_that_a_record_lost_are_noted(root: Path, base: Path) -> None:
+    record = base / venvs.SITE / "some_lib-1.0.dist-info" / "RECORD"
+    own = [row for row in record.read_text().splitlines() if ".dist-info/" in row]
+    record.write_text("".join(f"{row}\n" for row in own))
+    release, result = run(root, base, venvs.overlay_action([], ["some-lib"], {"kind": "index"}))
+    assert (site(release) / "some_lib" / "old.py").is_file()
+    assert "some_lib/old.py" in notes(result)["unowned-files"]
+
+
 def test_editable_installs_leave_without_touching_the_project(root: Path, base: Path, tmp_path: Path) -> None:
     project = tmp_path / "project"
     (project / "old_style").mkdir(parents=True)
