@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -120,7 +121,9 @@ def make_lock(
     """
     here = f"sys_platform == 'linux' and platform_machine == '{machine}'"
     command = [str(find_uv()), "pip", "compile", "--universal", "--generate-hashes", "--only-binary", ":all:"]
-    command += ["--python-version", python_version, "--index-strategy", "unsafe-best-match"]
+    # Nothing is built, so uv may run any interpreter: ours, instead of looking for one of that version, or fetching it.
+    command += ["--python-version", python_version, "--python", sys.executable]
+    command += ["--index-strategy", "unsafe-best-match"]
     command += ["--no-header", "--no-annotate", "--no-progress", "--color", "never"]
     if wheelhouse is not None:
         command += ["--no-index", "--find-links", str(wheelhouse)]
@@ -177,6 +180,7 @@ def _limited(requirement: str, marker: str) -> str:
 
 def _environment(index_urls: Sequence[str]) -> dict[str, str]:
     environment = dict(os.environ)
+    environment["UV_PYTHON_DOWNLOADS"] = "never"
     if index_urls:
         main, *extra = index_urls
         if main != DEFAULT_INDEX:
@@ -188,9 +192,11 @@ def _environment(index_urls: Sequence[str]) -> dict[str, str]:
 
 def _failure(stderr: str, urls: Sequence[str]) -> InputError:
     text = mask_urls(stderr, urls)
+    details = {"resolver": text.strip()}
+    error = re.search(r"^\s*(?:error: |\u00d7 )", text, re.M)
+    text = text[error.start() :] if error else text  # what comes before are warnings, which may be about something else
     lines = _unwrapped(text)
     causes = [line.removeprefix("cause: ") for line in lines if line.startswith("cause: ")]
-    details = {"resolver": text.strip()}
     if re.search(r"valid authentication credentials|40[13] (Unauthorized|Forbidden)", text):
         id, message = "index-refused", next(line for line in lines if re.search(r"authentication|40[13]", line))
     elif "Failed to fetch" in text or "error sending request" in text:

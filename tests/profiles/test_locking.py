@@ -14,7 +14,7 @@ from small_wheels import index, sha256, wheel
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inventory import load_inventory
 from ddtree_deploy.profiles.lock import parse_lock
-from ddtree_deploy.profiles.locking import find_uv, make_lock, mask_urls, profile_for
+from ddtree_deploy.profiles.locking import _failure, find_uv, make_lock, mask_urls, profile_for
 from ddtree_deploy.profiles.model import Source
 from ddtree_deploy.resources import data_dir
 
@@ -133,6 +133,38 @@ def test_no_solution(requirements: list[str], constraints: list[str], id: str, w
     assert (caught.value.id, caught.value.exit_code) == (id, 3)
     assert words in caught.value.message
     assert "unsatisfiable" in caught.value.details["resolver"]
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.13"])
+def test_another_python_is_neither_needed_nor_fetched(
+    version: str, packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "automatic")
+    monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", str(tmp_path / "pythons"))
+    monkeypatch.setenv("UV_PYTHON_INSTALL_MIRROR", f"http://127.0.0.1:{closed_port()}")
+    with index(packages) as url:
+        assert versions(make_lock(["engine==0.5"], [url], version))["torch"] == "2.11.0+cu128"
+        with pytest.raises(InputError) as caught:
+            make_lock(["engine==0.6"], [url], version)
+    assert caught.value.id == "no-such-version"
+    assert "warning" not in caught.value.details["resolver"]
+
+
+def test_only_the_error_of_uv_says_what_went_wrong() -> None:
+    stderr = """\
+warning: A managed Python download is available for Python 3.12, but an error occurred when attempting to download it.
+  cause: Failed to fetch: `https://example.com/cpython-3.12.tar.gz`
+  cause: error sending request for url (https://example.com/cpython-3.12.tar.gz)
+error: No solution found when resolving dependencies
+  cause: Because there is no version of engine==0.6 and you require engine==0.6, your requirements are unsatisfiable.
+"""
+    older = stderr.replace("error: No", "  \u00d7 No").replace("  cause: Because", "  \u2570\u2500\u25b6 Because")
+    for text in (stderr, older):
+        error = _failure(text, [])
+        assert (error.id, error.message) == ("no-such-version", "no lock could be made: no index has engine==0.6")
+        assert "managed Python" in error.details["resolver"], "all that uv said is kept"
 
 
 def test_sources_are_not_built(tmp_path: Path) -> None:
