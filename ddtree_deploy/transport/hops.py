@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-import paramiko
-
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.transport.base import ConnectionSettings
+from ddtree_deploy.transport.ssh_config import lookup
 
 DEFAULT_PORT = 22
 MAX_HOPS = 8
@@ -37,7 +36,6 @@ class Hop:
 
 def chain(settings: ConnectionSettings) -> list[Hop]:
     """The hops to ``settings.address``, itself last. Raises InputError for mistakes in ~/.ssh/config or ``jump``."""
-    config = _read_config()
     identity = Path(settings.identity).expanduser() if settings.identity else None
     if identity is not None and not identity.is_file():
         raise InputError(
@@ -46,16 +44,15 @@ def chain(settings: ConnectionSettings) -> list[Hop]:
             where=settings.address,
             hint="connection.identity is the private key's path on this machine",
         )
-    # Port 22 is what an inventory gives when it says nothing, so that ~/.ssh/config may still say something else.
-    port = None if settings.port == DEFAULT_PORT else settings.port
-    target, jumps = _hop(config, settings.address, settings.user, port, identity)
-    specs = list(settings.jump) or jumps
-    hops = [target]
+    options = lookup(settings.address)
+    hops = [_hop(options, settings.address, settings.user, settings.port, identity)]
+    specs = list(settings.jump) or _jumps(options, settings.address)
     while specs:
-        hop, further = _hop(config, *_parse(specs.pop()), identity)
-        hops.insert(0, hop)
+        alias, user, port = _parse(specs.pop())
+        options = lookup(alias)
+        hops.insert(0, _hop(options, alias, user, port, identity))
         if not specs:
-            specs = further  # the first hop may itself have a ProxyJump
+            specs = _jumps(options, alias)  # the first hop may itself have a ProxyJump
         if len(hops) > MAX_HOPS:
             raise InputError(
                 "too-many-jumps", f"more than {MAX_HOPS} jump hosts, or a loop of ProxyJump in ~/.ssh/config"
@@ -64,23 +61,14 @@ def chain(settings: ConnectionSettings) -> list[Hop]:
 
 
 def _hop(
-    config: paramiko.SSHConfig, alias: str, user: Optional[str], port: Optional[int], identity: Optional[Path]
-) -> tuple[Hop, list[str]]:
-    """The hop and the ProxyJump specifications that ~/.ssh/config has for it."""
-    options: dict[str, Any] = dict(config.lookup(alias))
-    jump = options.get("proxyjump", "none")
-    if jump == "none" and options.get("proxycommand", "none") != "none":
-        raise InputError(
-            "proxy-command",
-            f"~/.ssh/config reaches {alias} by a ProxyCommand, which is not supported",
-            where="~/.ssh/config",
-            hint="use ProxyJump there, or connection.jump in the inventory",
-        )
-    address = options.get("hostname", alias)
-    number = port or int(options.get("port", DEFAULT_PORT))
+    options: dict[str, Any], alias: str, user: Optional[str], port: Optional[int], identity: Optional[Path]
+) -> Hop:
+    """The hop that is called ``alias``. ``options``: what ~/.ssh/config has for it; the other arguments go before."""
+    address = options["hostname"]
+    number = port or _port(options.get("port", str(DEFAULT_PORT)), alias)
     name = options.get("hostkeyalias") or (address if number == DEFAULT_PORT else f"[{address}]:{number}")
     identities = [identity] if identity else [Path(path).expanduser() for path in options.get("identityfile", [])]
-    hop = Hop(
+    return Hop(
         address=address,
         port=number,
         user=user or options.get("user") or getpass.getuser(),
@@ -88,7 +76,34 @@ def _hop(
         identities=tuple(path for path in identities if path.is_file()),
         only_identities=identity is not None or options.get("identitiesonly", "no").lower() == "yes",
     )
-    return hop, [] if jump == "none" else [spec.strip() for spec in jump.split(",")]
+
+
+def _jumps(options: dict[str, Any], alias: str) -> list[str]:
+    """The ProxyJump specifications. As for OpenSSH, of ProxyJump and ProxyCommand the one that comes first counts; only
+    ``ProxyJump none`` lets a ProxyCommand after it count."""
+    said = {key: value for key, value in options.items() if key in ("proxyjump", "proxycommand")}
+    jump = said.get("proxyjump", "none")
+    if jump.lower() != "none" and next(iter(said)) == "proxyjump":
+        return [spec.strip() for spec in jump.split(",")]
+    if said.get("proxycommand", "none").lower() != "none":
+        raise InputError(
+            "proxy-command",
+            f"~/.ssh/config reaches {alias} by a ProxyCommand, which is not supported",
+            where="~/.ssh/config",
+            hint="use ProxyJump there, or connection.jump in the inventory",
+        )
+    return []
+
+
+def _port(text: str, alias: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,5}", text) or not 0 < int(text) < 65536:
+        raise InputError(
+            "ssh-config",
+            f"~/.ssh/config has Port {text!r} for {alias}, which is no port",
+            where="~/.ssh/config",
+            hint="a port is a number from 1 to 65535",
+        )
+    return int(text)
 
 
 def _parse(spec: str) -> tuple[str, Optional[str], Optional[int]]:
@@ -96,13 +111,3 @@ def _parse(spec: str) -> tuple[str, Optional[str], Optional[int]]:
     if match is None or not 0 < int(match["port"] or DEFAULT_PORT) < 65536:
         raise InputError("bad-jump", f"not a jump host: {spec!r}", hint="expected user@host:port")
     return match["six"] or match["host"], match["user"], int(match["port"]) if match["port"] else None
-
-
-def _read_config() -> paramiko.SSHConfig:
-    path = Path.home() / ".ssh" / "config"
-    try:
-        return paramiko.SSHConfig.from_path(str(path))
-    except FileNotFoundError:
-        return paramiko.SSHConfig()
-    except (OSError, UnicodeDecodeError, paramiko.SSHException) as error:
-        raise InputError("ssh-config", f"cannot read {path}: {error}", where=str(path)) from error

@@ -62,7 +62,7 @@ def test_aliases_of_the_config(config, home: Path) -> None:
     assert (hop.label, hop.name, hop.identities) == ("train@10.0.0.7:2207", "[10.0.0.7]:2207", (key,))
     assert not hop.only_identities
     assert labels(settings(user="root", port=2208)) == ["root@10.0.0.7:2208"], "the inventory wins"
-    assert labels(settings(port=22)) == ["train@10.0.0.7:2207"], "an inventory's default port is no choice"
+    assert labels(settings(port=22)) == ["train@10.0.0.7:22"], "the usual port, too"
 
 
 def test_host_key_alias_and_identities_only(config) -> None:
