@@ -5,7 +5,7 @@
     ├── UnreachableError    exit 4   host unreachable, refused, host key changed
     ├── StepError           exit 5   a step failed; nothing was activated
     │   └── DriftError      exit 5   the host changed between plan and action
-    ├── LockedError         exit 6   another run holds the host's lock
+    ├── LockedError         exit 6   another run holds the lock
     └── ProblemsError       exit 1   a check found problems
 
 An error has a stable kebab-case ``id``, says what is wrong (``message``), where (``where``) and what to do

@@ -17,6 +17,7 @@ from ddtree_deploy.patching.export import export
 from ddtree_deploy.patching.installation import find_installation, require_folder, site_packages_of
 from ddtree_deploy.patching.model import FileState, PatchOutcome, PatchSet
 from ddtree_deploy.patching.series import load_patch_set, patch_sets
+from ddtree_deploy.patching.transaction import exclusive
 from ddtree_deploy.patching.wheel import Wheel
 
 
@@ -50,19 +51,19 @@ def check_path(path: Path, patch_set: Optional[str] = None, wheel: Optional[Path
 
 
 def apply_path(path: Path, patch_set: Optional[str] = None, wheel: Optional[Path] = None) -> PatchReport:
-    """Apply a patch set there; see ``engine.apply``."""
+    """Apply a patch set there; see ``engine.apply``. Raises LockedError while another run changes the same tree."""
     site, chosen = _target(path, patch_set)
-    with _released(chosen, wheel) as released:
+    with exclusive(site), _released(chosen, wheel) as released:
         outcome = engine.apply(chosen, site, released)
-    return _report(chosen, site, engine.check(chosen, site), outcome)
+        return _report(chosen, site, engine.check(chosen, site), outcome)
 
 
 def reverse_path(path: Path, patch_set: Optional[str] = None, wheel: Optional[Path] = None) -> PatchReport:
-    """Take a patch set out again; see ``engine.reverse``."""
+    """Take a patch set out again; see ``engine.reverse``. Raises LockedError as ``apply_path``."""
     site, chosen = _target(path, patch_set)
-    with _released(chosen, wheel) as released:
+    with exclusive(site), _released(chosen, wheel) as released:
         outcome = engine.reverse(chosen, site, released)
-    return _report(chosen, site, engine.check(chosen, site), outcome)
+        return _report(chosen, site, engine.check(chosen, site), outcome)
 
 
 def export_path(path: Path, wheel: Path, out: Path) -> PatchSet:

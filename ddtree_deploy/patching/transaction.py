@@ -7,18 +7,42 @@ hard links of the old file (the base venv, a package cache) keep the old content
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import glob
 import os
 import shutil
 import stat
 from pathlib import Path
-from typing import Dict, List, Optional
+from typing import Dict, Iterator, List, Optional
 
+from ddtree_deploy.errors import LockedError
 from ddtree_deploy.release.files import sync_folder
 
 NEW_SUFFIX = ".ddtree-new"
 OLD_SUFFIX = ".ddtree-old"
 _DEFAULT_MODE = 0o644
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Keep others out of ``folder`` who ask in this way, too: a flock on the folder itself, so that nothing is left
+    there, and which ends with its process. Raises LockedError ``locked``."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:  # others: network file systems that cannot lock a folder; there it goes without
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise LockedError(
+                    "locked",
+                    f"{folder} is locked by another run",
+                    where=str(folder),
+                    hint="wait until it is done; the lock ends with its process",
+                ) from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def replace_files(changes: Dict[Path, Optional[bytes]]) -> None:
