@@ -8,7 +8,7 @@ from ddtree_deploy.inventory.validation import found, wrong
 from ddtree_deploy.serve.command import OWNED_OPTIONS, SECRET_OPTIONS, stands_for
 
 Flags = dict[str, "list[list[str]] | None"]
-"""``--flag`` -> its occurrences, each with its values; None takes the flag of a lower layer back."""
+"""``--flag``, without ``_`` -> its occurrences, each with its values; None takes the flag of a lower layer back."""
 
 
 def parse(value: Any) -> Flags:
@@ -16,11 +16,10 @@ def parse(value: Any) -> Flags:
     if isinstance(value, dict):
         flags: Flags = {}
         for key, item in value.items():
-            flag = "--" + str(key).removeprefix("--")
+            flag = _flag(str(key))
             if flag in flags:
-                raise wrong(
-                    "bad-engine-argument", f"{flag} is set twice", "write it with or without dashes, once", at=(key,)
-                )
+                hint = "write it once, with or without leading dashes; _ and - in a name are the same"
+                raise wrong("bad-engine-argument", f"{flag} is set twice", hint, at=(key,))
             flags[flag] = _occurrences(flag, item)
     elif isinstance(value, list):
         flags = _from_list(value)
@@ -44,6 +43,11 @@ def merge(lower: Flags, higher: Flags) -> Flags:
 def to_list(flags: Flags) -> list[str]:
     """As given to the engine."""
     return [part for flag, runs in flags.items() for values in runs or [] for part in (flag, *values)]
+
+
+def _flag(name: str) -> str:
+    """As the engine's command line wants it, however it is written: ``--enable-metrics`` of ``enable_metrics``."""
+    return "--" + name.removeprefix("--").replace("_", "-")
 
 
 def _check_flag(flag: str) -> None:
@@ -79,7 +83,8 @@ def _from_list(items: list[Any]) -> Flags:
     for item in items:
         text = _text("engine_arguments", item)
         if text.startswith("--"):
-            flag, equals, value = text.partition("=")
+            name, equals, value = text.partition("=")
+            flag = _flag(name)
             current = [value] if equals else []
             occurrences = flags.setdefault(flag, [])
             assert occurrences is not None  # only a mapping takes flags back

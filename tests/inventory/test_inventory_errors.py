@@ -100,6 +100,7 @@ BAD = {
         "item",
     ),
     "argument twice": ("engine_arguments: {tp: 2, --tp: 4}", "bad-engine-argument", "3:37", "twice", ""),
+    "argument in two spellings": ("engine_arguments: {a-b: 2, a_b: 4}", "bad-engine-argument", "3:37", "twice", "_"),
     "argument that is launch's": ("engine_arguments: {port: 1}", "reserved-engine-argument", "3:23", "--port", "port"),
     "argument with a mapping": ("engine_arguments: {tp: {a: b}}", "wrong-type", "3:23", "found a mapping", ""),
     "variable without a value that is a list": ("environment: {A: [x]}", "wrong-type", "3:22", "found a list", "value"),

@@ -174,6 +174,17 @@ def test_engine_arguments_keep_numbers_as_written(tmp_path: Path) -> None:
     assert host.engine_arguments == ("--mem-fraction-static", "0.80", "--lr", "1e-5", "--ids", "01", "2", "--on")
 
 
+@pytest.mark.parametrize("lower", ["{enable-metrics: true}", "{--enable_metrics: true}", "[--enable_metrics]"])
+def test_underscores_and_dashes_are_the_same_flag(lower: str, tmp_path: Path) -> None:
+    text = "defaults: {engine_arguments: %s}\nhosts: {a: {engine_arguments: %s}}\n"
+    for higher in ("{enable_metrics: false}", "{enable-metrics: null}"):
+        assert load(tmp_path, text % (lower, higher)).host("a").engine_arguments == ()
+    for higher in ("{enable_metrics: x_y}", "[--enable_metrics=x_y]", "[--enable-metrics, x_y]"):
+        host = load(tmp_path, text % (lower, higher)).host("a")
+        assert host.engine_arguments == ("--enable-metrics", "x_y"), "values stay as they are"
+        assert host.origin("engine_arguments.--enable-metrics").layer == "host"
+
+
 def test_engine_arguments_as_a_list(tmp_path: Path) -> None:
     host = one(tmp_path, "engine_arguments: [--a=1, --b, -1, x, --c, --b, '']")
     assert host.engine_arguments == ("--a", "1", "--b", "-1", "x", "--b", "", "--c")
