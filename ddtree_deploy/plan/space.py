@@ -100,8 +100,8 @@ def space_problems(inputs: PlanInputs, need: Need) -> list[Problem]:
         own = f", {human_bytes(need.own)} copies for its commands" if need.own else ""
         message = (
             f"no space on {disk.path} ({disk.filesystem}): about {human_bytes(need.total)} are needed "
-            f"({human_bytes(need.clone)} clone, {human_bytes(need.packages)} packages{own}), "
-            f"{human_bytes(disk.free_bytes)} are free, {human_bytes(need.total - disk.free_bytes)} are missing"
+            f"({human_bytes(need.clone)} clone, {human_bytes(need.packages)} packages{own}, {human_bytes(_SLACK)} to "
+            f"spare), {human_bytes(disk.free_bytes)} are free, {human_bytes(need.total - disk.free_bytes)} are missing"
         )
         hint = "Free it (ddtree-deploy prune HOST --keep 1 removes old releases), or set `root` to another disk."
         problems.append(error("no-space", message, hint))

@@ -175,15 +175,7 @@ def finish_folders(target: str, folders: List[Tuple[str, os.stat_result]]) -> No
 def clone_error(error: OSError, source: str, target: str, missing: int) -> StepError:
     """The StepError for an OSError met while files were placed; ``missing``: bytes still to come, as far as known."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        free = shutil.disk_usage(os.path.dirname(target)).free
-        return StepError(
-            "no-space",
-            f"no space left while copying {source}: about {max(missing, 0):,} more bytes are needed, {free:,} are free",
-            where=target,
-            hint="free some space (`ddtree-deploy prune HOST --keep 1`), or put the root on the base venv's file "
-            "system, where files are linked and need none",
-            details={"free_bytes": free, "missing_bytes": max(missing, 0)},
-        )
+        return _no_space(error, source, target, max(missing, 0))
     name = shown(error.filename) if error.filename else source
     if error.errno in (errno.EACCES, errno.EPERM):
         return StepError(
@@ -193,6 +185,31 @@ def clone_error(error: OSError, source: str, target: str, missing: int) -> StepE
             hint="run as the owner of the base venv or as root",
         )
     return StepError("file-error", f"{name}: {error.strerror}", where=name)
+
+
+def _no_space(error: OSError, source: str, target: str, missing: int) -> StepError:
+    disk = os.statvfs(os.path.dirname(target))
+    free = disk.f_bavail * disk.f_frsize
+    hint = (
+        "free some space (`ddtree-deploy prune HOST --keep 1`), or put the root on the base venv's file "
+        "system, where files are linked and need none"
+    )
+    if error.errno == errno.EDQUOT:
+        what = "the user's disk quota is used up"
+    elif disk.f_files and not disk.f_favail:  # 0 of 0: a file system that has them without limit
+        what = f"the file system has no inodes left for files and folders, though {free:,} bytes are free"
+        hint = "remove files there (`ddtree-deploy prune HOST --keep 1`), or put the root on another file system"
+    elif missing:
+        what = f"about {missing:,} more bytes are needed, {free:,} are free"
+    else:
+        what = f"{free:,} bytes are free"
+    return StepError(
+        "no-space",
+        f"no space left while copying {source}: {what}",
+        where=target,
+        hint=hint,
+        details={"free_bytes": free, "free_inodes": disk.f_favail, "missing_bytes": missing},
+    )
 
 
 def _clone_symlink(source: str, target: str, path: str, done: Cloned) -> None:

@@ -20,9 +20,10 @@ def require_space(path: Union[str, PathLike[str]], needed: int, what: str, spare
     free = shutil.disk_usage(place).free
     missing = needed + spare - free
     if missing > 0:
+        what += f" {human_bytes(needed)}" + (f" and {human_bytes(spare)} to spare" if spare else "")
         raise StepError(
             "no-space",
-            f"{place}: {what} {human_bytes(needed)}, {human_bytes(free)} are free, {human_bytes(missing)} are missing",
+            f"{place}: {what}, {human_bytes(free)} are free, {human_bytes(missing)} are missing",
             where=str(place),
             hint="free some space (`ddtree-deploy prune HOST --keep 1`) or choose a root on another file system",
             details={"needed_bytes": needed, "free_bytes": free, "missing_bytes": missing},

@@ -406,6 +406,7 @@ def test_no_space_is_said_before_anything_is_sent(
     with pytest.raises(StepError) as caught:
         wanted(root, base, inventory(donor))
     assert caught.value.id == "no-space" and caught.value.details["free_bytes"] == 1000
+    assert "64.0 MiB to spare" in caught.value.message
 
 
 def test_records_end_with_what_the_donor_read(donor: Path, root: Path, base: Path) -> None:

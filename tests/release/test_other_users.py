@@ -92,10 +92,11 @@ def test_an_ordinary_user_clones_the_venv_of_root(open_folder: Path, wheels: Dic
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     folder = tmp_path / "small"
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], check=False).returncode != 0:
+    options = getattr(request, "param", "size=2m")
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=False).returncode != 0:
         pytest.skip("may not mount a tmpfs")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
@@ -124,3 +125,14 @@ def test_disk_that_gets_full_meanwhile(base: Path, small_disk: Path) -> None:
         {"plan": venvs.make_plan(small_disk, base, "test-1", [action, venvs.activate_action()])}, silent
     )  # a copy on another file system
     assert venvs.run([small_disk / "current" / "bin" / "engine"]).stdout.startswith("engine 1.0")
+
+
+@pytest.mark.parametrize("small_disk", ["nr_inodes=24"], indirect=True)
+def test_a_file_system_without_inodes(base: Path, small_disk: Path) -> None:
+    for number in range(30):
+        (base / f"file{number}").touch()
+    action = venvs.clone_action(base, "test-1", "d" * 64)
+    with pytest.raises(StepError, match="no inodes left") as caught:
+        apply_plan({"plan": venvs.make_plan(small_disk, base, "test-1", [action])}, silent)
+    assert (caught.value.id, caught.value.details["free_inodes"]) == ("no-space", 0)
+    assert "more bytes" not in caught.value.message
