@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,10 +46,12 @@ def packages(tmp_path: Path) -> Path:
     return root
 
 
-def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """Nobody listens there, nor is anybody given it meanwhile."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield int(held.getsockname()[1])
 
 
 def versions(text: str) -> dict[str, str]:
@@ -94,8 +97,8 @@ def test_lock_from_a_wheelhouse(packages: Path, tmp_path: Path) -> None:
     assert versions(text)["lib-cu12"] == "1.0"
 
 
-def test_unreachable_index() -> None:
-    url = f"http://me:secret-word@127.0.0.1:{closed_port()}/simple"
+def test_unreachable_index(closed_port: int) -> None:
+    url = f"http://me:secret-word@127.0.0.1:{closed_port}/simple"
     with pytest.raises(InputError) as caught:
         make_lock(["engine==0.5"], [url], "3.11")
     error = caught.value
@@ -105,9 +108,9 @@ def test_unreachable_index() -> None:
     assert "secret-word" not in json.dumps(error.to_dict())
 
 
-def test_unreachable_extra_index(packages: Path) -> None:
+def test_unreachable_extra_index(packages: Path, closed_port: int) -> None:
     with index(packages) as url, pytest.raises(InputError) as caught:
-        make_lock(["engine==0.5"], [url, f"http://127.0.0.1:{closed_port()}/"], "3.11")
+        make_lock(["engine==0.5"], [url, f"http://127.0.0.1:{closed_port}/"], "3.11")
     assert caught.value.id == "index-unreachable"
 
 
@@ -137,13 +140,13 @@ def test_no_solution(requirements: list[str], constraints: list[str], id: str, w
 
 @pytest.mark.parametrize("version", ["3.9", "3.13"])
 def test_another_python_is_neither_needed_nor_fetched(
-    version: str, packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    version: str, packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed_port: int
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "automatic")
     monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", str(tmp_path / "pythons"))
-    monkeypatch.setenv("UV_PYTHON_INSTALL_MIRROR", f"http://127.0.0.1:{closed_port()}")
+    monkeypatch.setenv("UV_PYTHON_INSTALL_MIRROR", f"http://127.0.0.1:{closed_port}")
     with index(packages) as url:
         assert versions(make_lock(["engine==0.5"], [url], version))["torch"] == "2.11.0+cu128"
         with pytest.raises(InputError) as caught:
