@@ -16,6 +16,7 @@ from ddtree_deploy.agent.protocol import silent
 from ddtree_deploy.serve.manager import start_service
 from ddtree_deploy.serve.operations import op_launch, op_status, op_stop
 from ddtree_deploy.serve.ports import allocate
+from ddtree_deploy.serve.process import service_processes
 from ddtree_deploy.serve.spec import ServiceFolder, ServiceSpec
 from ddtree_deploy.serve.state import ServiceState, read_state
 
@@ -56,6 +57,11 @@ class Host:
         state = read_state(self.folder(name))
         assert state is not None
         return state
+
+    def processes(self) -> list[int]:
+        """Of the engine, whatever their group or session."""
+        state = self.state()
+        return [process.pid for process in service_processes(state.marker, state.engine, None)]
 
     def log(self, name: str = "cpu") -> str:
         return self.folder(name).log.read_text()

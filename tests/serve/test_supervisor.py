@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import json
 import os
 import signal
@@ -18,24 +17,17 @@ from typing import Any
 import pytest
 from doubles import nvidia_smi_double
 from processes import command_line, wait_until
-from rich.console import Console
 from served_host import PORTS, Host
 
 from ddtree_deploy.agent.bundle import build_bundle
 from ddtree_deploy.agent.protocol import Progress, silent
 from ddtree_deploy.errors import DeployError, InputError, StepError
 from ddtree_deploy.serve import launch
-from ddtree_deploy.serve.operations import list_services, op_launch, op_logs, op_restart, op_status
+from ddtree_deploy.serve.operations import list_services, op_launch, op_logs, op_restart
 from ddtree_deploy.serve.ports import allocate, is_free
-from ddtree_deploy.serve.process import identify, is_alive, send_signal, service_processes
+from ddtree_deploy.serve.process import identify, is_alive, send_signal
 from ddtree_deploy.serve.readiness import complete
-from ddtree_deploy.serve.report import render
 from ddtree_deploy.serve.state import ServiceState, write_state
-
-
-def processes(host: Host) -> list[int]:
-    state = host.state()
-    return [process.pid for process in service_processes(state.marker, state.engine, None)]
 
 
 def test_launch_status_logs_stop(host: Host) -> None:
@@ -116,7 +108,7 @@ def test_the_engines_own_words_when_it_dies(host: Host) -> None:
     assert not any("ready" in line for line in error.details["log"])  # of this run only
     status = host.status()
     assert (status["state"], status["cause"]) == ("failed", "ValueError: budget 7 is odd")
-    assert processes(host) == []
+    assert host.processes() == []
 
 
 def test_other_deaths_are_failed_steps(host: Host) -> None:
@@ -130,7 +122,7 @@ def test_the_deadline_stops_everything(host: Host) -> None:
     with pytest.raises(StepError) as caught:
         host.launch(environment={"STAND_IN_DELAY": "600"}, launch_timeout=1.0)
     assert caught.value.id == "launch-timeout"
-    assert processes(host) == []
+    assert host.processes() == []
     assert host.status()["state"] == "failed"
 
 
@@ -190,7 +182,7 @@ def test_secrets_are_in_no_file_but_their_own(host: Host) -> None:
     assert holders == {"environment", "engine.yaml"}
     assert all(stat.S_IMODE((folder.path / name).stat().st_mode) == 0o600 for name in holders)
     assert host.logs("my key is ***")
-    for pid in processes(host):
+    for pid in host.processes():
         assert key.encode() not in command_line(pid)
     assert host.status()["probe"]["ok"]
     spec = folder.spec()
@@ -207,7 +199,7 @@ def test_a_crash_is_restarted_and_a_crash_loop_ends(host: Host) -> None:
     assert state.error["id"] == "crash-loop"
     assert "exit code 7" in state.error["message"]
     assert host.log().count("stand-in engine: ") == 3
-    assert processes(host) == []
+    assert host.processes() == []
 
 
 def test_a_killed_engine_comes_back(host: Host) -> None:
@@ -359,77 +351,6 @@ def test_the_agents_archive_may_go_while_the_service_lives(host: Host, tmp_path:
     host.until("ready again", lambda state: state.state == "ready" and state.engine != first)
     assert host.stop()["changed"]
     assert host.state().state == "stopped"
-
-
-def test_files_of_another_version_are_an_error_that_says_so(host: Host) -> None:
-    folder = host.folder()
-    folder.path.mkdir(parents=True)
-    folder.spec_file.write_text('{"from": "the future"}')
-    assert [info.state for info in list_services(host.root)] == ["unknown"]
-    shown = host.status()
-    assert shown["state"] == "unknown"
-    assert str(folder.path) in shown["detail"]
-    folder.spec_file.unlink()
-    assert list_services(host.root) == []
-
-
-@pytest.mark.parametrize("damage", ["spec", "state", "wrong state"])
-def test_a_damaged_service_does_not_hinder_the_others(host: Host, damage: str) -> None:
-    host.launch()
-    damaged = host.folder("a")
-    damaged.path.mkdir()
-    damaged.spec_file.write_text("{" if damage == "spec" else host.folder().spec_file.read_text())
-    damaged.state_file.write_text({"spec": "{}", "state": "[", "wrong state": '{"state": "sleeping"}'}[damage])
-    root = {"root": str(host.root)}
-    for services in (op_status(root, silent)["services"], op_restart(root, silent)["services"]):
-        assert {service["name"]: service["state"] for service in services} == {"a": "unknown", "cpu": "ready"}
-        console = Console(file=io.StringIO(), width=200)
-        render(console, services)
-        assert str(damaged.path) in console.file.getvalue()  # type: ignore[attr-defined]
-    stopped = {service["name"]: service for service in host.stop()["services"]}
-    assert (stopped["cpu"]["changed"], stopped["a"]["state"]) == (True, "unknown")
-    assert str(damaged.path) in stopped["a"]["detail"]
-    assert not processes(host)
-
-
-@pytest.mark.parametrize("damage", ["spec.json", "state.json"])
-def test_a_launch_beside_a_damaged_service(host: Host, damage: str) -> None:
-    folder = host.folder("gpu1")
-    folder.write(dataclasses.replace(host.spec({}), name="gpu1"), {})
-    (folder.path / damage).write_text("{")
-    services = {service["name"]: service for service in host.launch()["services"]}
-    assert (services["cpu"]["state"], services["gpu1"]["state"]) == ("ready", "unknown")
-    assert (
-        f"{folder.path}/{damage}" in services["gpu1"]["detail"]
-        and f"remove {folder.path}" in services["gpu1"]["detail"]
-    )
-    host.stop()
-    (host.folder().path / damage).write_text("{")
-    for replace in (False, True):
-        with pytest.raises(InputError) as caught:
-            host.launch(replace=replace)
-        assert caught.value.id == "service-damaged"
-        assert caught.value.where == f"{host.folder().path}/{damage}"
-        assert f"remove {host.folder().path}" in str(caught.value.hint)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "\xff"])
-def test_damaged_secrets(host: Host, text: str) -> None:
-    """What the service is can be told; that it is asked, or started with them, cannot be."""
-    host.launch(api_key="a-key")
-    secrets = host.folder().secrets_file
-    secrets.write_bytes(text.encode("latin-1"))
-    status = host.status()
-    assert status["state"] == "ready" and str(secrets) in status["detail"] and "--replace" in status["detail"]
-    (restarted,) = op_restart({"root": str(host.root)}, silent)["services"]
-    assert restarted["state"] == "unknown" and host.state().state == "ready"
-    with pytest.raises(InputError) as caught:
-        host.launch(api_key="a-key")
-    assert (caught.value.id, caught.value.where) == ("bad-document", str(secrets))
-    host.launch(api_key="a-key", replace=True)
-    assert host.status()["probe"]["ok"]
-    secrets.write_bytes(text.encode("latin-1"))
-    assert host.stop()["services"] == [{"name": "cpu", "changed": True, "state": "stopped"}]
 
 
 def test_not_waiting(host: Host) -> None:
