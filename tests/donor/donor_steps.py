@@ -69,3 +69,7 @@ def provisioned(
     result = apply_plan({"plan": plan, "blobs": {}, "donor": brought}, silent)
     assert result["actions"][1]["result"]["staging"] == done["staging"]
     return root / "releases" / "test-1", {note["id"]: note["message"] for note in result["notes"]}
+
+
+def tree_of(root: Path, done: dict[str, Any]) -> Path:
+    return root / "cache" / "staging" / done["staging"]
