@@ -132,17 +132,23 @@ def place_distributions(
     return done
 
 
-def damaged_distributions(venv: str, site: str, wanted: Dict[str, str], progress: ProgressSink) -> Dict[str, List[str]]:
+def damaged_distributions(
+    venv: str, site: str, wanted: Dict[str, str], progress: ProgressSink, hashes: Optional[HashCache] = None
+) -> Dict[str, List[str]]:
     """Those of ``wanted`` (normalized name -> version) in a staging venv of uv's whose files are gone or differ from
-    RECORD, judged as :func:`place_distributions` does; of each ``path (how)``. Raises StepError ``source-lacks``."""
+    RECORD, or that have no whole RECORD; of each ``path (how)``. Judged as :func:`place_distributions` does, with
+    ``hashes`` every file by its hash. Raises StepError ``source-lacks``."""
     available = find_distributions(venv, site)
     found: Dict[str, List[str]] = {}
     for name, version in sorted(wanted.items()):
         progress(Progress("check", name))
         distribution = pick(available, name, version, venv)
+        if not distribution.record:
+            found[name] = [f"{shown(f'{site}/{distribution.folder}/RECORD')} (gone, or cut off)"]
+            continue
         names = [path for path in distribution.files if not is_bytecode(path)]
         wrong = [f"{shown(path)} (gone)" for path in names if not os.path.lexists(f"{venv}/{path}")]
-        found[name] = wrong or _differing(venv, site, site, distribution, available, None)[0]
+        found[name] = wrong or _differing(venv, site, site, distribution, available, hashes)[0]
     return {name: wrong for name, wrong in found.items() if wrong}
 
 
@@ -272,16 +278,17 @@ def _differing(
     """
     found: List[str] = []
     shared: List[str] = []
-    for path in distribution.sizes:
-        if not path.startswith(source_site + "/") or is_bytecode(path):
-            continue
+    for path in dict.fromkeys((*distribution.sizes, *distribution.hashes)):
+        if not path.startswith(source_site + "/") or is_bytecode(path) or path.endswith(".dist-info/RECORD"):
+            continue  # a row of RECORD about itself cannot be right
         full = f"{tree}/{site}{path[len(source_site) :]}"
         difference = _difference(full, path, distribution, hashes)
         if difference is None:
             continue
         others = [other for same in available.values() for other in same if other is not distribution]
-        if any(path in other.sizes and _difference(full, path, other, hashes) is None for other in others):
-            names = sorted([distribution.name, *(other.name for other in others if path in other.sizes)])
+        others = [other for other in others if path in other.sizes or path in other.hashes]
+        if any(_difference(full, path, other, hashes) is None for other in others):
+            names = sorted([distribution.name, *(other.name for other in others)])
             shared.append(f"{shown(path)} of {', '.join(names)}")
         else:
             found.append(f"{shown(path)} ({difference})")
@@ -291,13 +298,14 @@ def _differing(
 def _difference(full: str, path: str, distribution: Distribution, hashes: Optional[HashCache]) -> Optional[str]:
     """How the file ``full`` differs from what ``distribution``'s RECORD says of ``path``; None where it does not."""
     now = os.stat(full).st_size
-    size, digest = distribution.sizes[path], distribution.hashes.get(path, "")
-    if now != size:
+    size, recorded = distribution.sizes.get(path), distribution.hashes.get(path, "")
+    if size is not None and now != size:
         return f"{now:,} bytes instead of {size:,}"
-    if (hashes is None and now >= _HASHED_BELOW) or not digest.startswith("sha256="):
+    algorithm, _, digest = recorded.partition("=")
+    if algorithm.lower() != "sha256" or (hashes is None and size is not None and now >= _HASHED_BELOW):
         return None
     found = recorded_form(hashes.sha256(full)) if hashes is not None else record_hash_file(full)[0]
-    return "another sha256" if found != digest else None
+    return "another sha256" if found != f"sha256={digest.rstrip('=')}" else None
 
 
 def new_metadata(name: str, version: str) -> Dict[str, bytes]:

@@ -136,7 +136,12 @@ def _staging(params: Dict[str, Any], wanted: List[Wanted], context: StepContext)
             with contextlib.suppress(OSError):  # what fails here, the next run makes good
                 remove_tree(building)
             raise
-        document = {"packages": {package.name: package.version for package in wanted}, "python": python, "kind": kind}
+        document = {
+            "packages": {package.name: package.version for package in wanted},
+            "python": python,
+            "kind": kind,
+            "state": _state(str(building)),
+        }
         replace_file(building / _DONE, json.dumps(document, indent=1, sort_keys=True).encode("utf-8") + b"\n")
         os.rename(building, final)
         sync_folder(context.layout.stagings)
@@ -151,13 +156,13 @@ def _fill(building: str, params: Dict[str, Any], wanted: List[Wanted], context: 
     uv.run(["venv", "--no-project", "--python", str(context.partial / "bin" / "python"), building])
     _install(uv, building, params, wanted, context, ["--link-mode", link_mode(building)])
     _require_complete(building, wanted)
-    damaged = _damaged(building, wanted, context)
+    # uv's cache is shared with venvs that somebody may have written into: every byte is looked at, this once.
+    damaged = _damaged(building, wanted, context, HashCache())
     if not damaged:
         return
-    # uv's cache is shared with venvs that somebody may have written into.
     again = [package for package in wanted if package.name in damaged]
     _install(uv, building, params, again, context, ["--no-cache", "--reinstall", "--link-mode", "copy"])
-    still = _damaged(building, again, context)
+    still = _damaged(building, again, context, HashCache())
     if still:
         raise StepError(
             "source-incomplete",
@@ -252,22 +257,37 @@ def _watcher(building: str, packages: int, total: int, context: StepContext) -> 
 
 def _ready(final: str, wanted: List[Wanted], context: StepContext) -> bool:
     """Whether the staging venv is there and what it was; one that is damaged is said to be."""
-    if not os.path.isfile(os.path.join(final, _DONE)):
-        return False
     try:
+        with open(os.path.join(final, _DONE), encoding="ascii") as stream:
+            state = json.load(stream).get("state")
         _require_complete(final, wanted)
         damaged = _damaged(final, wanted, context)
-    except (StepError, InputError, OSError):
+        same = state in (None, _state(final))  # none: made before that was kept
+    except (StepError, InputError, OSError, ValueError, AttributeError):
         return False
-    if damaged:
-        message = f"{final} was damaged, and is filled anew: {_told(damaged)}"
-        context.note("warning", "staging-damaged", message)
-    return not damaged
+    if damaged or not same:
+        told = _told(damaged) or "files came, went, or were written into since"
+        context.note("warning", "staging-damaged", f"{final} was damaged, and is filled anew: {told}")
+    return same and not damaged
 
 
-def _damaged(venv: str, wanted: List[Wanted], context: StepContext) -> Dict[str, List[str]]:
+def _state(venv: str) -> str:
+    """Hex digest over path, size and time of change of every file of the packages of a staging venv: RECORD may be
+    damaged too, has not all of them, and large ones take long to read."""
+    digest = hashlib.sha256()
+    for folder, folders, names in os.walk(os.path.join(venv, find_site(venv))):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for name in sorted(names):
+            info = os.lstat(os.path.join(folder, name))
+            digest.update(os.fsencode(f"{folder[len(venv) :]}/{name}\0{info.st_size}\0{info.st_mtime_ns}\n"))
+    return digest.hexdigest()
+
+
+def _damaged(
+    venv: str, wanted: List[Wanted], context: StepContext, hashes: Optional[HashCache] = None
+) -> Dict[str, List[str]]:
     versions: Dict[str, str] = {canonicalize_name(package.name): package.version for package in wanted}
-    return damaged_distributions(venv, find_site(venv), versions, context.progress)
+    return damaged_distributions(venv, find_site(venv), versions, context.progress, hashes)
 
 
 def _told(damaged: Dict[str, List[str]]) -> str:

@@ -85,11 +85,10 @@ def apply(action: Action, context: StepContext) -> Dict[str, Any]:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    with open(log, encoding="utf-8", errors="replace") as stream:
-        tail = "".join(stream.readlines()[-_TAIL_LINES:])
-    changed = changed_in_place(str(context.partial), own.large)
-    if changed:
-        raise _shared_changed(changed, action, context, str(log), tail)
+            changed = changed_in_place(str(context.partial), own.large)
+            if changed:  # also where it was interrupted: nobody would look again
+                raise _shared_changed(changed, action, context, str(log))
+    tail = _tail(str(log))
     if status is None:
         message = f"{action.summary!r} was not done after {timeout:g} seconds, and was ended"
         hint = "the log has its output; a longer timeout is set in the playbook"
@@ -110,7 +109,12 @@ def undo(action: Action, context: StepContext) -> None:
     """Nothing that we know of: what a command does outside of the release is the playbook's affair."""
 
 
-def _shared_changed(changed: List[LargeFile], action: Action, context: StepContext, log: str, output: str) -> StepError:
+def _tail(log: str) -> str:
+    with open(log, encoding="utf-8", errors="replace") as stream:
+        return "".join(stream.readlines()[-_TAIL_LINES:])
+
+
+def _shared_changed(changed: List[LargeFile], action: Action, context: StepContext, log: str) -> StepError:
     """A staging venv that was changed with the release is given up here: the next run fills it anew."""
     from ddtree_deploy.release.sources import give_up_staging
 
@@ -130,7 +134,7 @@ def _shared_changed(changed: List[LargeFile], action: Action, context: StepConte
         hint="reinstall the file's package there, and take it out of uv's cache where it came from that "
         "(`uv cache clean PACKAGE`); let the command write a new file and rename it over the old one "
         "(cp FILE NEW, change NEW, mv NEW FILE)",
-        details={"files": [file.path for file in changed], "also": others, "log": log, "output": output},
+        details={"files": [file.path for file in changed], "also": others, "log": log, "output": _tail(log)},
     )
 
 

@@ -75,6 +75,38 @@ def test_a_damaged_staging_venv_is_filled_anew(
     assert notes(run(root, base, overlay, blobs, release_id="test-3")[1]) == {}
 
 
+@pytest.mark.parametrize("how", ["large", "no RECORD", "RECORD cut at a row", "not in RECORD"])
+def test_damage_to_a_staging_venv_that_record_does_not_show(
+    root: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv-cache"))
+    whole = "#" * (300 << 10)  # large enough not to be read each time
+    wheel = venvs.make_wheel(tmp_path / "w", "extra", "1.0", {"extra/__init__.py": "", "extra/large.py": whole})
+    overlay, blobs = wheelhouse([("extra", "1.0", wheel)], [])
+    _, result = run(root, base, overlay, blobs)
+    packages = root / "cache" / "staging" / result["actions"][1]["result"]["staging"] / venvs.SITE
+    record = packages / "extra-1.0.dist-info" / "RECORD"
+    if how == "large":
+        with (packages / "extra" / "large.py").open("r+") as stream:  # in place, as uv's cache has it too
+            stream.write("!")
+    elif how == "not in RECORD":
+        (packages / "extra" / "more.py").write_text("")
+    else:
+        rows = record.read_text().splitlines(keepends=True)
+        record.unlink()
+        if how == "RECORD cut at a row":
+            record.write_text("".join(row for row in rows if "large" not in row))
+    release, result = run(root, base, overlay, blobs, release_id="test-2")
+    assert (site(release) / "extra" / "large.py").read_text() == whole
+    assert sorted(path.name for path in (site(release) / "extra").iterdir()) == ["__init__.py", "large.py"]
+    told = notes(result)
+    assert told.pop("staging-damaged")
+    if how == "large" and packages.stat().st_dev == tmp_path.stat().st_dev:
+        assert "uv cache clean extra`" in told.pop("uv-cache-damaged")
+    assert told == {}
+    assert notes(run(root, base, overlay, blobs, release_id="test-3")[1]) == {}
+
+
 def test_remove_only(root: Path, base: Path) -> None:
     release, result = run(root, base, venvs.overlay_action([], ["some-lib"], {"kind": "index"}))
     assert not (site(release) / "some_lib").exists()

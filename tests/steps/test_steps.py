@@ -15,7 +15,7 @@ from overlay_runs import wheelhouse
 from venvs import ENGINE, PATCHED, digest, patch_set
 
 from ddtree_deploy import steps
-from ddtree_deploy.agent.protocol import silent
+from ddtree_deploy.agent.protocol import Progress, silent
 from ddtree_deploy.codec import from_dict, to_dict
 from ddtree_deploy.errors import DriftError, InputError, StepError
 from ddtree_deploy.facts.model import Disk, HostFacts, Package, Venv
@@ -151,6 +151,25 @@ def test_command_that_writes_into_a_file_too_large_to_copy(
     assert sorted(error.details["also"]) == sorted([str(base / large), str(staging / venvs.SITE / "extra.py")])
     assert all(name in error.message for name in error.details["also"])
     assert not (staging / ".ddtree-staging.json").exists(), "the next run fills it anew"
+    assert list((root / "releases").iterdir()) == []
+
+
+def test_a_command_that_is_interrupted_after_it_wrote_into_a_large_file(
+    root: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddtree_deploy.release.own.LARGE", 1000)
+    large = base / venvs.SITE / "large.py"
+    large.write_text("#" * 2000)
+
+    def interrupt(_: Progress) -> None:
+        if large.stat().st_size > 2000:
+            raise KeyboardInterrupt
+
+    write = command(["/bin/sh", "-c", f"echo more >> $0/{venvs.SITE}/large.py; sleep 600", "{release}"], timeout=600)
+    actions = [venvs.clone_action(base, "test-1", "d" * 64), write, venvs.activate_action()]
+    with pytest.raises(StepError) as caught:
+        apply_plan({"plan": venvs.make_plan(root, base, "test-1", actions), "blobs": {}}, interrupt)
+    assert (caught.value.id, caught.value.where) == ("shared-file-changed", str(large))
     assert list((root / "releases").iterdir()) == []
 
 
