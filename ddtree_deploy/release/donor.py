@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Dict, List, Optional, Set, Tuple
 
@@ -139,17 +140,27 @@ def damaged_distributions(
     RECORD, or that have no whole RECORD; of each ``path (how)``. Judged as :func:`place_distributions` does, with
     ``hashes`` every file by its hash. Raises StepError ``source-lacks``."""
     available = find_distributions(venv, site)
-    found: Dict[str, List[str]] = {}
-    for name, version in sorted(wanted.items()):
-        progress(Progress("check", name))
-        distribution = pick(available, name, version, venv)
+
+    def wrong_with(name: str) -> List[str]:
+        distribution = pick(available, name, wanted[name], venv)
         if not distribution.record:
-            found[name] = [f"{shown(f'{site}/{distribution.folder}/RECORD')} (gone, or cut off)"]
-            continue
+            return [f"{shown(f'{site}/{distribution.folder}/RECORD')} (gone, or cut off)"]
         names = [path for path in distribution.files if not is_bytecode(path)]
-        wrong = [f"{shown(path)} (gone)" for path in names if not os.path.lexists(f"{venv}/{path}")]
-        found[name] = wrong or _differing(venv, site, site, distribution, available, hashes)[0]
-    return {name: wrong for name, wrong in found.items() if wrong}
+        gone = [f"{shown(path)} (gone)" for path in names if not os.path.lexists(f"{venv}/{path}")]
+        return gone or _differing(venv, site, site, distribution, available, hashes)[0]
+
+    found: Dict[str, List[str]] = {}
+    names = sorted(wanted)
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # hashing lets other threads run
+        try:
+            for name, wrong in zip(names, pool.map(wrong_with, names)):
+                progress(Progress("check", name))
+                if wrong:
+                    found[name] = wrong
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return found
 
 
 def require_undamaged(source: str, name: str, version: str, differing: List[str], take_edited: bool) -> None:
