@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from ddtree_deploy.agent.protocol import Progress
 from ddtree_deploy.children import die_with_parent
@@ -15,8 +15,10 @@ from ddtree_deploy.errors import StepError
 from ddtree_deploy.plan.draft import PlanDraft
 from ddtree_deploy.plan.inputs import PlanInputs, PlaybookStep
 from ddtree_deploy.plan.model import Action
+from ddtree_deploy.release.distributions import find_site
 from ddtree_deploy.release.files import shown
 from ddtree_deploy.release.own import LARGE, LargeFile, changed_in_place, other_names, own_files
+from ddtree_deploy.release.record import refresh_records
 from ddtree_deploy.serve.environment import service_environment
 from ddtree_deploy.steps.context import StepContext
 from ddtree_deploy.units import human_bytes, some
@@ -50,10 +52,14 @@ def apply(action: Action, context: StepContext) -> Dict[str, Any]:
     Before it runs the release gets its own copies of the files that it shares (see ``release.own``); the step fails
     where the command writes into one that is too large for that.
 
-    Returns {status, log, own_files, own_bytes}. Raises StepError ``command-failed``, ``command-timeout``,
-    ``command-missing``, ``shared-file-changed``, ``no-space``.
+    Returns {status, log, own_files, own_bytes, records}, the last those RECORDs that were corrected for files that it
+    changed. Raises StepError ``command-failed``, ``command-timeout``, ``command-missing``, ``shared-file-changed``,
+    ``no-space``.
     """
-    own = own_files(str(context.partial), context.progress)
+    tree = str(context.partial)
+    own = own_files(tree, context.progress)
+    site = find_site(tree)
+    before = _states(tree, site)
     release = str(context.final)
     argv = [word.replace("{release}", release) for word in action.params["argv"]]
     timeout = float(action.params["timeout"])
@@ -85,7 +91,7 @@ def apply(action: Action, context: StepContext) -> Dict[str, Any]:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            changed = changed_in_place(str(context.partial), own.large)
+            changed = changed_in_place(tree, own.large)
             if changed:  # also where it was interrupted: nobody would look again
                 raise _shared_changed(changed, action, context, str(log))
     tail = _tail(str(log))
@@ -102,11 +108,25 @@ def apply(action: Action, context: StepContext) -> Dict[str, Any]:
             hint="the playbook names this command; its output is in the log",
             details={"output": tail, "status": status},
         )
-    return {"status": status, "log": str(log), "own_files": own.files, "own_bytes": own.bytes}
+    # What the playbook wants changed is no damage: `verify --static` and `abi` go by RECORD.
+    edited = [path for path, state in _states(tree, site).items() if before.get(path, state) != state]
+    records = refresh_records(tree, site, [path for path in edited if os.path.isfile(f"{tree}/{path}")])
+    return {"status": status, "log": str(log), "own_files": own.files, "own_bytes": own.bytes, "records": records}
 
 
 def undo(action: Action, context: StepContext) -> None:
     """Nothing that we know of: what a command does outside of the release is the playbook's affair."""
+
+
+def _states(tree: str, site: str) -> Dict[str, Tuple[int, int, int]]:
+    """Path relative to ``tree`` -> inode, size and time of change of each file of site-packages; byte code left out."""
+    found = {}
+    for folder, folders, names in os.walk(f"{tree}/{site}"):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in names:
+            info = os.lstat(f"{folder}/{name}")
+            found[f"{folder[len(tree) + 1 :]}/{name}"] = (info.st_ino, info.st_size, info.st_mtime_ns)
+    return found
 
 
 def _tail(log: str) -> str:
