@@ -18,6 +18,7 @@ from ddtree_deploy.patching.make_diff import make_diff
 from ddtree_deploy.patching.model import FilePatch, NewFile, PatchSet
 from ddtree_deploy.patching.series import SERIES, load_patch_set, patch_set_digest
 from ddtree_deploy.patching.wheel import Wheel
+from ddtree_deploy.versions import equal_versions
 
 _JUNK_FOLDERS = {"__pycache__", "build", ".git", ".idea", ".vscode", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
 _JUNK_SUFFIXES = (".pyc", ".pyo", ".so", ".o", ".orig", ".rej", ".swp", ".egg-info", "~", ".ddtree-new", ".ddtree-old")
@@ -66,7 +67,7 @@ def _check_tree(wheel: Wheel, tree: Path, package: str) -> None:
         )
     for folder in tree.glob(f"{package}-*.dist-info"):
         version = folder.name[len(package) + 1 : -len(".dist-info")]
-        if version != wheel.version:
+        if not equal_versions(version, wheel.version):
             raise InputError(
                 "export-version",
                 f"the tree holds {wheel.distribution} {version}, the wheel is {wheel.version}",

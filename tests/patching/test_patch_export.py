@@ -151,3 +151,20 @@ def test_the_wheel_must_be_the_engines(patch_folder, site, tmp_path):
     with pytest.raises(InputError) as refused:
         check_path(site, str(patch_folder), other)
     assert refused.value.id == "wheel-version"
+
+
+@pytest.mark.parametrize("version", ["0.5.11.0", "v0.5.11"])
+def test_another_spelling_of_the_version_is_the_same_version(patch_folder, wheel, version, tmp_path):
+    """As everywhere in a plan: what it lets pass must not be refused on the host."""
+    site = install(tmp_path / version, RELEASED, version=version)
+    name = str(patch_folder)
+    same = wheel.rename(wheel.with_name("sglang-0.5.11.0-py3-none-any.whl"))
+    assert check_path(site, name, same).summary == "pristine"
+    assert apply_path(site, name, same).summary == "applied"
+    assert export_path(site, same, tmp_path / "out").patches == load_patch_set(name).patches
+    assert reverse_path(site, name).summary == "pristine"
+
+
+def test_the_shipped_set_is_found_by_another_spelling_of_the_version(tmp_path):
+    site = install(tmp_path / "site", RELEASED, version="0.5.11.0")
+    assert check_path(site).patch_set == "sglang-0.5.11"
