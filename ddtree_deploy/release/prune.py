@@ -33,8 +33,8 @@ def prune(root: str, keep: Any, progress: ProgressSink) -> Dict[str, Any]:
     """Keep the ``keep`` newest releases; remove the others and what only they needed in the cache, and copies of the
     agent that are not used any more.
 
-    Never removed: the current release, the one before it, and one that a service of ours was started from; nor any
-    while there is a service of which that cannot be read. Returns
+    Never removed: the current release, the complete one before it, and one that a service of ours was started from;
+    nor any while there is a service of which that cannot be read. Returns
     {removed: [id], kept: [{id, why}], foreign: [name], cache_removed: [name], freed_bytes, note}. ``foreign``: what is
     there besides, and stays. ``freed_bytes`` is what the disk gained (files shared with the base venv free nothing).
     Raises InputError ``bad-keep``, LockedError.

@@ -119,10 +119,13 @@ def history(layout: Layout) -> List[str]:
 
 
 def previous_release(layout: Layout) -> Optional[str]:
-    """The release that was active before the current one, or None. What is gone since is skipped."""
+    """The complete release that was active before the current one, or None. What is gone since is skipped, and what
+    has no readable record: there is no way back to it, so that prune need not keep it."""
     current, there = current_release(layout), _release_names(layout)
-    before = [release for release in history(layout) if release != current and release in there]
-    return before[-1] if before else None
+    for release in reversed(history(layout)):
+        if release != current and release in there and read_record(str(layout.release(release))) is not None:
+            return release
+    return None
 
 
 def switch_current(layout: Layout, release_id: str) -> None:

@@ -159,12 +159,32 @@ def test_a_release_that_was_pruned_and_built_again_was_not_active_before(three: 
     assert op_list({"root": str(three)}, silent)["previous"] is None
 
 
-def test_a_damaged_release_is_named_and_not_skipped(three: Path) -> None:
-    (three / "releases" / "r-2" / ".ddtree" / "release.json").write_text("{")
-    assert op_list({"root": str(three)}, silent)["previous"] == "r-2"
+@pytest.mark.parametrize("text", ["", "{", "{}"])
+def test_a_damaged_release_is_skipped_unless_it_is_named(three: Path, text: str) -> None:
+    (three / "releases" / "r-2" / ".ddtree" / "release.json").write_text(text)
+    assert op_list({"root": str(three)}, silent)["previous"] == "r-1"
     with pytest.raises(InputError, match="r-2") as caught:
-        rollback(str(three), None)
+        rollback(str(three), "r-2")
     assert caught.value.id == "release-incomplete"
+    assert rollback(str(three), None)["release"] == "r-1"
+
+
+def test_a_damaged_release_that_was_active_before_can_be_pruned(three: Path) -> None:
+    """`provision` with its inputs says so; what a rollback would go to stays."""
+    (three / "releases" / "r-2" / ".ddtree" / "release.json").write_text("{")
+    result = prune(str(three), 1, silent)
+    assert result["removed"] == ["r-2"]
+    assert {"id": "r-1", "why": "active before the current one"} in result["kept"]
+    assert rollback(str(three), None)["release"] == "r-1"
+
+
+def test_only_damaged_releases_are_nothing_to_roll_back_to(three: Path) -> None:
+    for id in ("r-1", "r-2"):
+        (three / "releases" / id / ".ddtree" / "release.json").write_text("{")
+    with pytest.raises(InputError) as caught:
+        rollback(str(three), None)
+    assert caught.value.id == "nothing-to-roll-back"
+    assert prune(str(three), 1, silent)["removed"] == ["r-1", "r-2"]
 
 
 @pytest.mark.parametrize("target", [None, "releases/gone", "/elsewhere/r-2", "../other/releases/r-3"])
