@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field, replace
-from typing import Dict, List, Set
+from typing import Dict, List, Optional, Set
 
 from packaging.utils import canonicalize_name
 
@@ -147,13 +147,18 @@ def _from_rows(name: str, version: str, folder: str, site: str, rows: List[Row])
     return distribution
 
 
+def declared_names(site: str, folder: str) -> Optional[List[str]]:
+    """What ``top_level.txt`` in the metadata says, which is nothing for a package without modules; None without it."""
+    path = os.path.join(site, folder, "top_level.txt")
+    if not os.path.isfile(path):
+        return None
+    with open(path, encoding="utf-8", errors="replace") as stream:
+        return [line.strip() for line in stream if line.strip()]
+
+
 def top_level(site: str, folder: str, name: str) -> List[str]:
     """Entries of site-packages that a distribution has by its ``top_level.txt``, or else by its name."""
-    names: List[str] = []
-    with_names = os.path.join(site, folder, "top_level.txt")
-    if os.path.isfile(with_names):
-        with open(with_names, encoding="utf-8", errors="replace") as stream:
-            names = [line.strip() for line in stream if line.strip()]
+    names = declared_names(site, folder)
     if not names or names == [NVIDIA]:  # a folder that all of NVIDIA's packages share
         names = import_entries(name, site)
     return names

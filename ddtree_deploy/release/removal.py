@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Set
+from typing import Any, Dict, Iterator, List, Set
 
 from packaging.utils import canonicalize_name
 
 from ddtree_deploy.agent.protocol import Progress, ProgressSink
-from ddtree_deploy.release.distributions import Distribution, find_distributions, owners, top_level
+from ddtree_deploy.release.bare import files_below, import_entries
+from ddtree_deploy.release.distributions import (
+    Distribution,
+    declared_names,
+    find_distributions,
+    is_bytecode,
+    owners,
+    top_level,
+)
 from ddtree_deploy.release.files import (
     InsideCheck,
     make_writable,
@@ -47,7 +56,8 @@ def remove_distributions(tree: str, site: str, names: Set[str], progress: Progre
     kept = owners(distributions, frozenset(names))
     inside = InsideCheck(tree)
     folders: Set[str] = set()
-    tops = _top_folders(tree, site, doomed)  # now: their metadata leaves, too
+    tops = _top_names(tree, site, doomed)  # now: their metadata leaves, too
+    hollow = {dist.name: _module_names(tree, site, dist) for dist in doomed if _is_hollow(site, dist)}
     total = sum(len(distribution.files) for distribution in doomed)
     for distribution in doomed:
         if not distribution.record:
@@ -70,6 +80,7 @@ def remove_distributions(tree: str, site: str, names: Set[str], progress: Progre
         _remove_egg_link(tree, site, name)
     _remove_empty(tree, site, folders)
     _note_leftovers(tree, site, tops, kept, done)
+    _note_lost_modules(tree, site, hollow, distributions, done)
     progress(Progress("remove", "", done_files=done.files, total_files=total, finished=True))
     return done
 
@@ -166,7 +177,7 @@ def _remove_empty(tree: str, site: str, folders: Set[str]) -> None:
             os.rmdir(f"{tree}/{folder}")
 
 
-def _top_folders(tree: str, site: str, doomed: List[Distribution]) -> Set[str]:
+def _top_names(tree: str, site: str, doomed: List[Distribution]) -> Set[str]:
     """Entries of site-packages that the files of ``doomed`` are in, or would be by the name: a RECORD may lack rows."""
     tops: Set[str] = set()
     for distribution in doomed:
@@ -179,6 +190,10 @@ def _top_folders(tree: str, site: str, doomed: List[Distribution]) -> Set[str]:
 
 def _note_leftovers(tree: str, site: str, tops: Set[str], kept: Dict[str, List[str]], done: Removed) -> None:
     left: List[str] = []
+    for name in os.listdir(f"{tree}/{site}"):
+        path = f"{site}/{name}"
+        if _is_module_file(name) and _stem(name) in tops and path not in kept:
+            left.append(shown(path))
     for top in sorted(tops):
         stack = [f"{site}/{top}"]
         while stack:
@@ -193,5 +208,83 @@ def _note_leftovers(tree: str, site: str, tops: Set[str], kept: Dict[str, List[s
                     elif path not in kept:
                         left.append(shown(path))
     if left:
-        message = f"{len(left)} files in folders of removed packages are in no RECORD and stay: {some(sorted(left))}"
+        message = f"{len(left)} files in or beside folders of removed packages are in no RECORD and stay: "
+        message += some(sorted(left))
         done.note("warning", "unowned-files", message)
+
+
+def _is_hollow(site: str, distribution: Distribution) -> bool:
+    """Whether its RECORD names nothing in site-packages but its own metadata: a package that is only requirements,
+    scripts or data; or one whose RECORD was cut off after these rows, which as a rule come first."""
+    own = f"{site}/{distribution.folder}/"
+    return distribution.record and not any(
+        path.startswith(site + "/") and not path.startswith(own) and not is_bytecode(path[len(site) :])
+        for path in distribution.files
+    )
+
+
+def _module_names(tree: str, site: str, distribution: Distribution) -> Set[str]:
+    """What its modules may be called: what ``top_level.txt`` says; without it, by its name, and every word of the
+    metadata, whose examples and entry points import ``bs4`` where the package is beautifulsoup4."""
+    declared = declared_names(f"{tree}/{site}", distribution.folder)
+    if declared is not None:
+        return set(declared)
+    names = set(import_entries(distribution.name, f"{tree}/{site}"))
+    names.add(re.sub(r"^py(thon)?-?", "", distribution.name).replace("-", "_"))  # pyzmq is zmq
+    for file in ("METADATA", "PKG-INFO", "entry_points.txt"):
+        with contextlib.suppress(OSError), open(f"{tree}/{site}/{distribution.folder}/{file}", "rb") as stream:
+            names |= set(re.findall(r"\w+", stream.read().decode("utf-8", "replace")))
+    return names
+
+
+def _note_lost_modules(
+    tree: str,
+    site: str,
+    hollow: Dict[str, Set[str]],
+    distributions: Dict[str, List[Distribution]],
+    done: Removed,
+) -> None:
+    """``hollow``: removed packages without modules in their RECORD, and what these may be called. What such a RECORD
+    has lost is there, and nobody's; a package that has no modules is not told of."""
+    if not hollow:
+        return
+    claimed: Set[str] = set()
+    for same in distributions.values():
+        for path in (path for distribution in same for path in distribution.files):
+            while path not in claimed and path != site and path:
+                claimed.add(path)
+                path = os.path.dirname(path)
+    unclaimed = {path[len(site) + 1 :] for path in _unclaimed(tree, site, claimed)}
+    for name, names in sorted(hollow.items()):
+        found = [path for path in unclaimed if not names.isdisjoint([path, *map(_stem, path.split("/"))])]
+        if found:
+            message = (
+                f"the RECORD of {name} names no modules, as if it were cut off; "
+                f"these are in no RECORD, may be its own, and stay: {some([shown(path) for path in sorted(found)])}"
+            )
+            done.note("warning", "record-without-modules", message)
+
+
+def _unclaimed(tree: str, folder: str, claimed: Set[str]) -> Iterator[str]:
+    """Importable files and folders below ``folder`` of which nothing is ``claimed``; namespaces are looked into."""
+    for entry in sorted(os.listdir(f"{tree}/{folder}")):
+        path = f"{folder}/{entry}"
+        full = f"{tree}/{path}"
+        if _is_module_file(entry):
+            if path not in claimed:
+                yield path
+        elif entry.isidentifier() and entry != "__pycache__" and os.path.isdir(full):
+            if path not in claimed:
+                if os.path.islink(full) or any(_is_module_file(os.path.basename(at)) for at in files_below(full, ".")):
+                    yield path
+            elif not os.path.islink(full) and not os.path.exists(f"{full}/__init__.py"):
+                yield from _unclaimed(tree, path, claimed)
+
+
+def _is_module_file(name: str) -> bool:
+    return name.endswith((".py", ".so")) and _stem(name).isidentifier()
+
+
+def _stem(name: str) -> str:
+    """The module of a file, as it is imported: ``six.py`` and ``_x.cpython-311-x86_64-linux-gnu.so``."""
+    return name.partition(".")[0]

@@ -196,6 +196,82 @@ def test_files_of_rows_that_a_record_lost_are_noted(root: Path, base: Path) -> N
     assert "some_lib/old.py" in notes(result)["unowned-files"]
 
 
+def replace_text(path: Path, text: str) -> None:
+    """As a new file: the old one is uv's cache's, too."""
+    path.unlink()
+    path.write_text(text)
+
+
+def cut_record(base: Path, name: str) -> None:
+    """The rows of an installer that sorts them, up to the last one of the metadata folder."""
+    (record,) = base.glob(f"{venvs.SITE}/{name}-*.dist-info/RECORD")
+    own = [row for row in record.read_text().splitlines() if ".dist-info/" in row]
+    replace_text(record, "".join(f"{row}\n" for row in ["../../../bin/tool,,", "__pycache__/six.pyc,,", *sorted(own)]))
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "declared"),
+    [
+        ("six", "six.py", None),
+        ("typing-extensions", "typing_extensions.py", None),
+        ("fast", "fast.cpython-311-x86_64-linux-gnu.so", None),
+        ("pyfast", "fast/__init__.py", None),
+        ("soup4", "pot/__init__.py", None),
+        ("soup4", "spaces/pot/__init__.py", None),
+        ("yaml-c", "_yaml.abi3.so", "yaml\n_yaml\n"),
+        ("yaml-c", "yaml/__init__.py", "yaml\n_yaml\n"),
+    ],
+)
+def test_modules_that_a_record_lost_are_named(
+    root: Path, base: Path, tmp_path: Path, name: str, file: str, declared: str | None
+) -> None:
+    """They stay, and whether they are of the package may be a guess: it must not be silent."""
+    folder = tmp_path / "w"
+    escaped = name.replace("-", "_")
+    files = {file: ""} if declared is None else {file: "", f"{escaped}-1.dist-info/top_level.txt": declared}
+    other = {"spaces/other/__init__.py": "", "mine.py": ""}
+    venvs.install(
+        base, venvs.make_wheel(folder, name, "1", files), venvs.make_wheel(folder, "spaces-other", "1", other)
+    )
+    cut_record(base, escaped)
+    (base / venvs.SITE / "stray.py").touch()
+    (metadata,) = base.glob(f"{venvs.SITE}/{escaped}-1.dist-info/METADATA")
+    replace_text(metadata, metadata.read_text() + "\n```\n>>> from pot import Soup\n")
+    release, result = run(root, base, venvs.overlay_action([], [name], {"kind": "index"}))
+    assert (site(release) / file).is_file()
+    found = notes(result)
+    message = found["record-without-modules"]
+    assert f"RECORD of {name} " in message
+    assert (file.rpartition("/__init__")[0] or file) in message
+    assert not any(word in message for word in ("mine", "other", "stray"))
+    if name not in ("soup4", "pyfast"):
+        assert file in found["unowned-files"]
+
+
+@pytest.mark.parametrize("declared", [None, "\n", "gone\n"])
+def test_a_package_that_is_only_requirements_has_lost_no_modules(
+    root: Path, base: Path, tmp_path: Path, declared: str | None
+) -> None:
+    """Whatever else somebody has put there."""
+    files = {} if declared is None else {"some_meta-1.dist-info/top_level.txt": declared}
+    meta = venvs.make_wheel(tmp_path / "w", "some-meta", "1", files, data={"share/meta/x": "", "etc/meta": ""})
+    venvs.install(base, meta)
+    for name in ("_virtualenv.py", "sitecustomize.py", "stray/__init__.py", "Name/only_data.json"):
+        (base / venvs.SITE / name).parent.mkdir(exist_ok=True)
+        (base / venvs.SITE / name).touch()
+    _, result = run(root, base, venvs.overlay_action([], ["some-meta"], {"kind": "index"}))
+    assert notes(result) == {}
+
+
+def test_what_another_package_owns_is_not_what_a_record_lost(root: Path, base: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "w"
+    fork = venvs.make_wheel(folder, "six-fork", "1", {"six.py": ""})
+    venvs.install(base, venvs.make_wheel(folder, "six", "1", {"six.py": ""}), fork)
+    cut_record(base, "six")
+    _, result = run(root, base, venvs.overlay_action([], ["six"], {"kind": "index"}))
+    assert notes(result) == {}
+
+
 def test_editable_installs_leave_without_touching_the_project(root: Path, base: Path, tmp_path: Path) -> None:
     project = tmp_path / "project"
     (project / "old_style").mkdir(parents=True)
