@@ -15,19 +15,27 @@ import shutil
 import stat
 import tempfile
 import time
-from typing import Any, Callable, Optional, Tuple, Union
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple, Union
 
 from ddtree_deploy.errors import StepError
 
 AnyPath = Union[str, "os.PathLike[str]"]
 _CHUNK = 1 << 20
+# The file system has no such extended attributes, it is not ours to read or to set, or it is gone.
+_NO_ATTRIBUTE = (errno.ENOTSUP, errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENODATA)
 
 
-def replace_file(path: AnyPath, data: bytes, mode: Optional[int] = None, sync: bool = True) -> None:
+def replace_file(
+    path: AnyPath,
+    data: bytes,
+    mode: Optional[int] = None,
+    sync: bool = True,
+    attributes: Sequence[Tuple[str, bytes]] = (),
+) -> None:
     """Put a new file with ``data`` at ``path`` by rename. Whatever was there keeps its inode, so hard links of it
     elsewhere stay as they are. ``mode``: permission bits; by default those of the file replaced, else 0644. The
-    owner of the file replaced is kept where we may. ``sync``: bring it to disk before the rename. Raises OSError; a
-    temporary file is then gone again."""
+    owner of the file replaced is kept where we may. ``sync``: bring it to disk before the rename. ``attributes``:
+    extended ones that the new file gets where we may. Raises OSError; a temporary file is then gone again."""
     target = os.fspath(path)
     folder = os.path.dirname(target) or "."
     before: Optional[os.stat_result] = None
@@ -44,6 +52,10 @@ def replace_file(path: AnyPath, data: bytes, mode: Optional[int] = None, sync: b
             stream.flush()
             if before is not None and os.geteuid() == 0:
                 os.fchown(stream.fileno(), before.st_uid, before.st_gid)
+            # After the writing and chown, which drop file capabilities; before a mode that may forbid it.
+            for name, value in attributes:
+                with _attributes_as_far_as_possible():
+                    os.setxattr(temporary, name, value, follow_symlinks=False)
             os.fchmod(stream.fileno(), mode)
             if sync:
                 os.fsync(stream.fileno())
@@ -55,15 +67,34 @@ def replace_file(path: AnyPath, data: bytes, mode: Optional[int] = None, sync: b
 
 
 def break_link(path: AnyPath, sync: bool = True) -> bool:
-    """Give ``path`` an inode of its own, with the same bytes, mode and times. False if it already had one.
-    ``sync``: see :func:`replace_file`."""
+    """Give ``path`` an inode of its own, with the same bytes, mode, times and, where we may, extended attributes (file
+    capabilities, ACLs). False if it already had one. ``sync``: see :func:`replace_file`."""
     before = os.lstat(path)
     if not stat.S_ISREG(before.st_mode) or before.st_nlink == 1:
         return False
     with open(path, "rb") as stream:
-        replace_file(path, stream.read(), stat.S_IMODE(before.st_mode), sync)
+        replace_file(path, stream.read(), stat.S_IMODE(before.st_mode), sync, _attributes(path))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     return True
+
+
+def _attributes(path: AnyPath) -> List[Tuple[str, bytes]]:
+    """The extended attributes of ``path`` that we may read."""
+    found: List[Tuple[str, bytes]] = []
+    with _attributes_as_far_as_possible():
+        for name in os.listxattr(path, follow_symlinks=False):
+            with _attributes_as_far_as_possible():
+                found.append((name, os.getxattr(path, name, follow_symlinks=False)))
+    return found
+
+
+@contextlib.contextmanager
+def _attributes_as_far_as_possible() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ATTRIBUTE:
+            raise
 
 
 def link_again(source: AnyPath, path: AnyPath) -> None:

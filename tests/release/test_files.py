@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -54,6 +55,41 @@ def test_break_link_keeps_bytes_mode_and_times(tmp_path: Path) -> None:
     info = ours.stat()
     assert (ours.read_bytes(), info.st_mode & 0o777, info.st_mtime_ns) == (b"base", 0o600, 2_000_000_000)
     assert info.st_ino != shared.stat().st_ino
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o444])
+def test_break_link_keeps_extended_attributes(mode: int, tmp_path: Path) -> None:
+    shared, ours = tmp_path / "shared", tmp_path / "ours"
+    shared.write_bytes(b"base")
+    try:
+        os.setxattr(shared, "user.ddtree", b"\0value")
+    except OSError as error:
+        pytest.skip(f"no extended attributes here: {error}")
+    shared.chmod(mode)
+    os.link(shared, ours)
+    assert break_link(ours)
+    assert os.getxattr(ours, "user.ddtree") == b"\0value"
+    assert (ours.stat().st_mode & 0o777, ours.stat().st_nlink) == (mode, 1)
+
+
+@pytest.mark.parametrize("number", [errno.ENOTSUP, errno.EPERM, errno.ENODATA])
+@pytest.mark.parametrize("function", ["listxattr", "getxattr", "setxattr"])
+def test_break_link_without_extended_attributes(
+    function: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*arguments: object, **named: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "listxattr", lambda *arguments, **named: ["security.capability"])
+    monkeypatch.setattr(os, "getxattr", lambda *arguments, **named: b"value")
+    monkeypatch.setattr(os, function, refuses)
+    if function != "setxattr":
+        monkeypatch.setattr(os, "setxattr", lambda *arguments, **named: pytest.fail("there is nothing to set"))
+    shared, ours = tmp_path / "shared", tmp_path / "ours"
+    shared.write_bytes(b"base")
+    os.link(shared, ours)
+    assert break_link(ours)
+    assert (ours.read_bytes(), ours.stat().st_nlink) == (b"base", 1)
 
 
 def test_remove_tree_follows_no_symlink_and_takes_read_only_folders(tmp_path: Path) -> None:
