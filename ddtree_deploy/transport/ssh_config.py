@@ -14,7 +14,14 @@ from ddtree_deploy.errors import InputError
 
 MAX_DEPTH = 16  # as OpenSSH
 _SETTING = re.compile(r"(\w+)(?:\s*=\s*|\s+)(.+)")
+_COMMENT = re.compile(r"""((?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\\.|[^"'\\])*?)(?:^|\s+)#""")
 _EVERY_HOST = "Host *"
+# What has a meaning for us. All else stays as it stands: values of LocalCommand and the like have no comments.
+_BLOCKS = ("host", "match")
+_OPTIONS = (
+    *("hostname", "port", "user", "identityfile", "identitiesonly", "hostkeyalias", "proxyjump", "addressfamily"),
+    *("canonicalizehostname", "canonicaldomains", "canonicalizemaxdots", "canonicalizefallbacklocal"),
+)
 
 
 def lookup(alias: str) -> dict[str, Any]:
@@ -44,11 +51,14 @@ def _expanded(path: Path, alias: str, block: str, depth: int) -> list[str]:
     for number, line in enumerate(path.read_text("utf-8", "surrogateescape").splitlines(), 1):
         setting = _SETTING.match(line.strip())
         word = setting[1].lower() if setting else ""
-        if word in ("host", "match"):
-            block = line.strip()
-        if word == "proxycommand" and setting and setting[2].lower() == "none":
+        value = _without_comment(word, setting[2]) if setting else ""
+        if setting and word in (*_BLOCKS, *_OPTIONS):
+            line = f"{setting[1]} {value}"
+        if word in _BLOCKS:
+            block = line
+        if word == "proxycommand" and value.lower() == "none":
             line = 'ProxyCommand "none"'  # without quotes paramiko takes it for the first of its block
-        if setting is None or word != "include":
+        if word != "include":
             lines.append(line)
             continue
         where = f"{path}:{number}"
@@ -56,7 +66,7 @@ def _expanded(path: Path, alias: str, block: str, depth: int) -> list[str]:
         by_host = unconditional.lower().startswith("host")
         if by_host and not _matches(unconditional, alias):
             continue
-        for name in _included(setting[2], where):
+        for name in _included(value, where):
             inside = _expanded(name, alias, block, depth + 1)
             if any(re.match(r"\s*(host|match)[\s=]", each, re.I) for each in inside):
                 if not by_host:  # only a lookup tells whether it matches, and paramiko has no blocks inside blocks
@@ -64,6 +74,17 @@ def _expanded(path: Path, alias: str, block: str, depth: int) -> list[str]:
                 inside.append(block)
             lines += inside
     return lines
+
+
+def _without_comment(word: str, value: str) -> str:
+    """``value`` as OpenSSH 9 takes it: a word that starts with # ends it, unless in quotes. A ProxyJump ends with any
+    #, and a ProxyCommand has no comments."""
+    if word == "proxycommand":
+        return value
+    if word == "proxyjump":
+        return value.partition("#")[0].rstrip()
+    comment = _COMMENT.match(value)
+    return comment[1] if comment else value
 
 
 def _matches(host_line: str, alias: str) -> bool:
@@ -74,8 +95,6 @@ def _included(value: str, where: str) -> list[Path]:
     """The files that an Include names; those that do not exist are none."""
     found: list[Path] = []
     for pattern in shlex.split(value):
-        if pattern.startswith("#"):
-            break
         if "%" in pattern or "${" in pattern:
             raise _wrong(f"Include {pattern} has a token or a variable, which is not supported", where)
         folder = Path.home() / ".ssh"

@@ -113,14 +113,18 @@ def test_a_file_in_another_encoding(ssh: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['Host "gpu1', "Match all host", "CanonicalizeHostname yes", "Include ~nobody-here/x", "Port"]
+    "text",
+    [
+        *('Host "gpu1', "Match all host", "CanonicalizeHostname yes", "Include ~nobody-here/x", "Port"),
+        *("Port # 22", "User #al", "ProxyJump #gate"),
+    ],
 )
 def test_what_cannot_be_understood_is_bad_input(text: str, ssh: Path) -> None:
     write(ssh / "config", text + "\n")
     assert refused().id == "ssh-config"
 
 
-@pytest.mark.parametrize("value", ["abc", "0", "70000", "-1", "22 # the usual one", "²"])
+@pytest.mark.parametrize("value", ["abc", "0", "70000", "-1", "22#the usual one", "²"])
 def test_a_port_that_is_none(value: str, ssh: Path) -> None:
     write(ssh / "config", f"Host gpu1\n Port {value}\n")
     error = refused()
@@ -157,3 +161,40 @@ def test_jumps_of_the_inventory_go_before_a_proxy_command(ssh: Path) -> None:
     write(ssh / "config", "Host gpu1\n ProxyCommand nc %h %p\n")
     hops = chain(ConnectionSettings("ssh", "gpu1", user="root", jump=["a@gate"]))
     assert [hop.label for hop in hops] == ["a@gate:22", "root@gpu1:22"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("HostName 4.4.4.4 # c\nUser al # x\nPort 2200 # x", "al@4.4.4.4:2200"),
+        ("HostName\t4.4.4.4\t#c\nUser = al #\nPort=2200 ## x", "al@4.4.4.4:2200"),
+        ("User al#x", "al#x@gpu1:22"),
+        ('User "al # x"', "al # x@gpu1:22"),
+        ('User "al # x" # y " z', "al # x@gpu1:22"),
+        ("User al\nHost gpu1\n ProxyJump b@j # via j", "b@j:22 al@gpu1:22"),
+        ("User al\nHost gpu1\n ProxyJump b@j#via j", "b@j:22 al@gpu1:22"),
+        ("ProxyJump none # no jump\nProxyJump b@j\nUser al", "al@gpu1:22"),
+        ("Host gpu1 # other\n User al", "al@gpu1:22"),
+        ("Host other # gpu1 *\n User bob\nHost *\n User al", "al@gpu1:22"),
+        ('Host other "# x" gpu1\n User al', "al@gpu1:22"),
+        ("Match host gpu1 # the one\n User al", "al@gpu1:22"),
+        ("Match host other #c\n User bob\nMatch all # c\n User al", "al@gpu1:22"),
+        ("LocalCommand # x\nSetEnv A='b # c\nUser al", "al@gpu1:22"),
+    ],
+)
+def test_comments_at_the_end_of_a_line(text: str, expected: str, ssh: Path) -> None:
+    write(ssh / "config", text + "\n")
+    assert " ".join(hop.label for hop in chain(ConnectionSettings("ssh", "gpu1"))) == expected
+
+
+def test_a_comment_behind_an_identity_file(ssh: Path) -> None:
+    for name in ("one", "the other"):
+        write(ssh / name, "key")
+    write(ssh / "config", f'IdentityFile {ssh}/one # x\nIdentityFile "{ssh}/the other" # y\nIdentitiesOnly yes # z\n')
+    hop = chain(ConnectionSettings("ssh", "gpu1"))[0]
+    assert (hop.identities, hop.only_identities) == ((ssh / "one", ssh / "the other"), True)
+
+
+def test_a_proxy_command_has_no_comments(ssh: Path) -> None:
+    write(ssh / "config", "ProxyCommand none # for OpenSSH a command\n")
+    assert refused().id == "proxy-command"
