@@ -87,6 +87,9 @@ def test_a_circle_of_includes(ssh: Path) -> None:
     write(ssh / "config", "Include config config\n")
     error = refused()
     assert (error.id, error.exit_code) == ("ssh-config", 3)
+    write(ssh / "circle", "Include circle\n" * 9)
+    write(ssh / "config", "Match host other\n Include circle\n")
+    assert "circle goes deeper" in refused().message, "and at once"
 
 
 def test_an_include_below_a_match(ssh: Path) -> None:
@@ -98,6 +101,49 @@ def test_an_include_below_a_match(ssh: Path) -> None:
     error = refused()
     assert error.id == "ssh-config" and "Match host gpu1" in error.message
     assert error.where == f"{ssh}/config:3"
+    assert label("gpu2") == "root@gpu2:22", "the block is not about it"
+
+
+def test_what_is_refused_below_a_match_is_so_where_it_matches(ssh: Path) -> None:
+    write(ssh / "blocks", "Host *\n Port 2206\n")
+    write(ssh / "nested", "Port 2205\nInclude blocks\n")
+    write(
+        ssh / "config", "Host gpu1\n HostName 10.0.0.9\nMatch host 10.0.0.9\n Include nested\nMatch all\n Port 2201\n"
+    )
+    assert refused("gpu1").where == f"{ssh}/nested:2"
+    assert label("gpu2") == "root@gpu2:2201"
+    write(ssh / "config", "Match host gpu1 user root\n Include %h.conf\n")
+    assert "%h.conf" in refused("gpu1").message
+    assert label("gpu2") == "root@gpu2:22"
+
+
+@pytest.mark.parametrize(
+    "criteria", ["host gpu1 tagged x", "sessiontype=shell Host gpu1", "!localnetwork 10.0.0.0/8 host gpu1,gpu3"]
+)
+def test_match_criteria_that_are_not_known(criteria: str, ssh: Path) -> None:
+    write(ssh / "config", f"Match {criteria}\n ForwardAgent yes\n Port 2205\nHost *\n Port 2206\n")
+    error = refused("gpu1")
+    assert (error.id, error.exit_code, error.where) == ("ssh-config", 3, f"{ssh}/config:1")
+    assert any(error.message.endswith(name) for name in (": tagged", ": sessiontype", ": !localnetwork"))
+    assert label("gpu2") == "root@gpu2:2206"
+    write(ssh / "config", f"Match {criteria}\n ForwardAgent yes\nHost *\n Port 2206\n")
+    assert label("gpu1") == "root@gpu1:2206", "nothing in the block has a meaning for us"
+    write(ssh / "ports", "Port 2205\n")
+    write(ssh / "config", f"Match {criteria}\n Include ports\n")
+    assert refused("gpu1").where == f"{ssh}/config:1"
+    assert label("gpu2") == "root@gpu2:22"
+
+
+def test_a_match_of_unknown_criteria_alone(ssh: Path) -> None:
+    write(ssh / "config", "Match command x version y\n User al\n")
+    assert refused().message.endswith(": command, version")
+
+
+@pytest.mark.parametrize("criteria", ["HOST gpu1", "host=gpu1", "!host gpu2", 'Host "gpu1"', "all", "final host gpu1"])
+def test_match_criteria_in_other_spellings(criteria: str, ssh: Path) -> None:
+    write(ssh / "config", f"match {criteria}\n Port 2205\nMatch HOST other\n User al\nHost gpu2\n HostName gpu2\n")
+    assert label("gpu1") == "root@gpu1:2205"
+    assert label("gpu2") == ("root@gpu2:2205" if criteria == "all" else "root@gpu2:22")
 
 
 @pytest.mark.parametrize("pattern", ["%h.conf", "${HOME}/x"])
@@ -116,7 +162,7 @@ def test_a_file_in_another_encoding(ssh: Path) -> None:
     "text",
     [
         *('Host "gpu1', "Match all host", "CanonicalizeHostname yes", "Include ~nobody-here/x", "Port"),
-        *("Port # 22", "User #al", "ProxyJump #gate"),
+        *("Port # 22", "User #al", "ProxyJump #gate", "Match # all", "Match host"),
     ],
 )
 def test_what_cannot_be_understood_is_bad_input(text: str, ssh: Path) -> None:
