@@ -44,12 +44,12 @@ def chain(settings: ConnectionSettings) -> list[Hop]:
             where=settings.address,
             hint="connection.identity is the private key's path on this machine",
         )
-    options = lookup(settings.address)
+    options = lookup(settings.address, settings.user)
     hops = [_hop(options, settings.address, settings.user, settings.port, identity)]
     specs = list(settings.jump) or _jumps(options, settings.address)
     while specs:
         alias, user, port = _parse(specs.pop())
-        options = lookup(alias)
+        options = lookup(alias, user)
         hops.insert(0, _hop(options, alias, user, port, identity))
         if not specs:
             specs = _jumps(options, alias)  # the first hop may itself have a ProxyJump

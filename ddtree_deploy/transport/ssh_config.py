@@ -26,15 +26,17 @@ _CRITERIA_ALONE = ("all", "canonical", "final")
 _CRITERIA = ("host", "originalhost", "user", "localuser", "exec")
 
 
-def lookup(alias: str) -> dict[str, Any]:
+def lookup(alias: str, user: Optional[str] = None) -> dict[str, Any]:
     """The options for ``alias``, lower-case names in the order in which they were found; ``hostname`` is always there.
+    ``user``: who is known to log in whatever the file says, as in ``ssh USER@alias``; ``Match user`` is about that one.
 
     Raises InputError ``ssh-config`` for a file that cannot be read or understood.
     """
     path = Path.home() / ".ssh" / "config"
     reading = _Reading(alias)
     try:
-        lines = reading.expanded(path, _EVERY_HOST, 0) if path.exists() else []
+        lines = [f"User {user}"] if user else []  # the first value counts
+        lines += reading.expanded(path, _EVERY_HOST, 0) if path.exists() else []
         options = dict(paramiko.SSHConfig.from_text("\n".join(lines)).lookup(alias))
     except KeyError as error:  # CanonicalizeHostname without CanonicalDomains
         raise _wrong(f"{path} sets no {error.args[0]}", str(path)) from error

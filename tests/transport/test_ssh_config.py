@@ -244,3 +244,16 @@ def test_a_comment_behind_an_identity_file(ssh: Path) -> None:
 def test_a_proxy_command_has_no_comments(ssh: Path) -> None:
     write(ssh / "config", "ProxyCommand none # for OpenSSH a command\n")
     assert refused().id == "proxy-command"
+
+
+def test_a_match_is_about_the_user_of_the_inventory(ssh: Path) -> None:
+    write(ssh / "bob", "key")
+    write(
+        ssh / "config",
+        f"IdentityFile {ssh}/%r\nHost gpu*\n User al\nMatch user bob\n Port 2201\nMatch user al\n Port 2202\n",
+    )
+    hops = chain(ConnectionSettings("ssh", "gpu1", user="bob", jump=["bob@gpu3", "gpu4", "bob@gpu5:22"]))
+    assert [hop.label for hop in hops] == ["bob@gpu3:2201", "al@gpu4:2202", "bob@gpu5:22", "bob@gpu1:2201"]
+    assert hops[-1].identities == (ssh / "bob",)
+    assert chain(ConnectionSettings("ssh", "gpu1"))[0].label == "al@gpu1:2202"
+    assert chain(ConnectionSettings("ssh", "gpu1", user="eve"))[0].label == "eve@gpu1:22"
