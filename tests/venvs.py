@@ -15,7 +15,7 @@ import tempfile
 import venv
 import zipfile
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 from ddtree_deploy.codec import to_dict
 from ddtree_deploy.patching.model import FilePatch, NewFile, PatchSet
@@ -250,6 +250,12 @@ def make_plan(root: Path, base: Path, release_id: str, actions: List[Action], di
         actions=actions,
     )
     return to_dict(plan)
+
+
+def edit(path: Path, content: Union[str, bytes]) -> None:
+    """Another content, as an editor writes it: a new file. The old one may be uv's cache's, too."""
+    path.unlink()
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def remove(folder: Path) -> None:

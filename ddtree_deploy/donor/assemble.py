@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Set
 
 from ddtree_deploy.agent.protocol import Progress, ProgressSink
 from ddtree_deploy.donor.model import DonorPackage, Manifest
-from ddtree_deploy.donor.store import DONE, Store, Wish, is_whole
+from ddtree_deploy.donor.store import Store, Wish, is_whole
 from ddtree_deploy.errors import StepError
 from ddtree_deploy.release.clone import Copier
 from ddtree_deploy.release.donor import new_metadata
@@ -31,7 +31,7 @@ from ddtree_deploy.release.files import (
 )
 from ddtree_deploy.release.finish import sync_file_system
 from ddtree_deploy.release.hashes import HashCache
-from ddtree_deploy.release.layout import Layout
+from ddtree_deploy.release.layout import STAGING_DONE, Layout
 from ddtree_deploy.release.record import Row, format_record
 
 _EVERY = 512
@@ -60,7 +60,9 @@ def assemble(layout: Layout, wish: Wish, hashes: HashCache, progress: ProgressSi
                     _describe(building, wish, number, package)
             replace_file(f"{building}/pyvenv.cfg", b"# packages of a donor, see .ddtree-staging.json\n")
             document = {"kind": "donor", "packages": {one.name: one.version for one in manifest.packages}}
-            replace_file(f"{building}/{DONE}", json.dumps(document, indent=1, sort_keys=True).encode("utf-8") + b"\n")
+            replace_file(
+                f"{building}/{STAGING_DONE}", json.dumps(document, indent=1, sort_keys=True).encode("utf-8") + b"\n"
+            )
             sync_file_system(building)
             remove_tree(final)  # a damaged one, whose good files have just been linked
             os.rename(building, final)

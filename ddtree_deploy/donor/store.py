@@ -19,11 +19,10 @@ from ddtree_deploy.errors import InputError, StepError
 from ddtree_deploy.release.distributions import find_site
 from ddtree_deploy.release.files import recorded_form, replace_file
 from ddtree_deploy.release.hashes import HashCache
-from ddtree_deploy.release.layout import Layout
+from ddtree_deploy.release.layout import STAGING_DONE, Layout
 from ddtree_deploy.release.record import parse_record, record_files, venv_path
 from ddtree_deploy.release.space import require_space
 
-DONE = ".ddtree-staging.json"  # of a staging tree; written last
 _SPARE = 64 << 20  # bytes left free for everything else
 
 
@@ -137,7 +136,7 @@ def is_whole(layout: Layout, manifest: Manifest, hashes: HashCache, progress: Pr
     """Whether the tree of ``manifest`` is there, with all its files as they are to be. What was read before and has not
     changed is not read again."""
     tree = layout.staging(manifest.digest())
-    if not (tree / DONE).is_file():
+    if not (tree / STAGING_DONE).is_file():
         return False
     return all(_holds(f"{tree}/{file.path}", file.sha256, file.size, hashes, progress) for file in manifest.files)
 

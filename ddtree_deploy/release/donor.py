@@ -39,7 +39,7 @@ from ddtree_deploy.units import some
 from ddtree_deploy.versions import equal_versions
 
 _EVERY = 512
-_HASHED_BELOW = 1 << 18  # bytes; larger files are checked by size here, and by hash in `verify --static`
+_HASHED_BELOW = 1 << 18  # bytes; larger files are checked by size here; by hash when a staging venv is filled
 
 
 @dataclass

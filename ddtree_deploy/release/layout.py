@@ -13,6 +13,7 @@ from ddtree_deploy.errors import InputError
 PARTIAL = ".partial"
 REMOVING = ".removing"
 RECORD = ".ddtree/release.json"
+STAGING_DONE = ".ddtree-staging.json"  # of a staging venv, or of a donor's tree; written last
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}\Z")
 # A venv's scripts quote their own path in five shells, and PATH is split at colons.

@@ -21,14 +21,13 @@ from ddtree_deploy.agent.protocol import Progress
 from ddtree_deploy.errors import InputError, StepError
 from ddtree_deploy.release.distributions import find_distributions, find_site
 from ddtree_deploy.release.donor import damaged_distributions, pick, same_public
-from ddtree_deploy.release.files import remove_file, remove_tree, replace_file, sync_folder
+from ddtree_deploy.release.files import file_states, remove_file, remove_tree, replace_file, sync_folder
 from ddtree_deploy.release.hashes import HashCache
-from ddtree_deploy.release.layout import Layout
+from ddtree_deploy.release.layout import STAGING_DONE, Layout
 from ddtree_deploy.release.uv import Uv, executable, link_mode
 from ddtree_deploy.steps.context import StepContext
 from ddtree_deploy.units import some
 
-_DONE = ".ddtree-staging.json"  # written last
 _WHEEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*\.whl\Z")
 
 
@@ -72,7 +71,7 @@ def give_up_staging(path: str, layout: Layout) -> None:
     """Let the next run make the staging venv anew that ``path`` is in, if it is in one."""
     start = str(layout.stagings) + "/"
     if path.startswith(start):
-        remove_file(layout.stagings / path[len(start) :].split("/")[0] / _DONE)
+        remove_file(layout.stagings / path[len(start) :].split("/")[0] / STAGING_DONE)
 
 
 def _donor(source: Dict[str, Any], wanted: List[Wanted], context: StepContext) -> SourceVenv:
@@ -109,7 +108,7 @@ def _described_donor(path: str, wanted: List[Wanted], take_edited: bool, context
 def _brought_donor(source: Dict[str, Any], context: StepContext) -> SourceVenv:
     """The tree into which the packages of a donor on another host were brought (see ``donor/``)."""
     digest = context.donor.get("staging")
-    if not digest or not (context.layout.staging(str(digest)) / _DONE).is_file():
+    if not digest or not (context.layout.staging(str(digest)) / STAGING_DONE).is_file():
         raise StepError(
             "donor-not-brought",
             f"the packages of the donor {source['host']}:{source['location']} were not brought here",
@@ -142,7 +141,7 @@ def _staging(params: Dict[str, Any], wanted: List[Wanted], context: StepContext)
             "kind": kind,
             "state": _state(str(building)),
         }
-        replace_file(building / _DONE, json.dumps(document, indent=1, sort_keys=True).encode("utf-8") + b"\n")
+        replace_file(building / STAGING_DONE, json.dumps(document, indent=1, sort_keys=True).encode("utf-8") + b"\n")
         os.rename(building, final)
         sync_folder(context.layout.stagings)
     return SourceVenv(str(final), find_site(str(final)), digest, [str(building)], fresh=True)
@@ -258,7 +257,7 @@ def _watcher(building: str, packages: int, total: int, context: StepContext) -> 
 def _ready(final: str, wanted: List[Wanted], context: StepContext) -> bool:
     """Whether the staging venv is there and what it was; one that is damaged is said to be."""
     try:
-        with open(os.path.join(final, _DONE), encoding="ascii") as stream:
+        with open(os.path.join(final, STAGING_DONE), encoding="ascii") as stream:
             state = json.load(stream).get("state")
         _require_complete(final, wanted)
         damaged = _damaged(final, wanted, context)
@@ -275,11 +274,8 @@ def _state(venv: str) -> str:
     """Hex digest over path, size and time of change of every file of the packages of a staging venv: RECORD may be
     damaged too, has not all of them, and large ones take long to read."""
     digest = hashlib.sha256()
-    for folder, folders, names in os.walk(os.path.join(venv, find_site(venv))):
-        folders[:] = sorted(name for name in folders if name != "__pycache__")
-        for name in sorted(names):
-            info = os.lstat(os.path.join(folder, name))
-            digest.update(os.fsencode(f"{folder[len(venv) :]}/{name}\0{info.st_size}\0{info.st_mtime_ns}\n"))
+    for path, (_, size, changed) in sorted(file_states(venv, find_site(venv)).items()):
+        digest.update(os.fsencode(f"{path}\0{size}\0{changed}\n"))
     return digest.hexdigest()
 
 

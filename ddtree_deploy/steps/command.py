@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional
 
 from ddtree_deploy.agent.protocol import Progress
 from ddtree_deploy.children import die_with_parent
@@ -16,7 +16,7 @@ from ddtree_deploy.plan.draft import PlanDraft
 from ddtree_deploy.plan.inputs import PlanInputs, PlaybookStep
 from ddtree_deploy.plan.model import Action
 from ddtree_deploy.release.distributions import find_site
-from ddtree_deploy.release.files import shown
+from ddtree_deploy.release.files import file_states, shown
 from ddtree_deploy.release.own import LARGE, LargeFile, changed_in_place, other_names, own_files
 from ddtree_deploy.release.record import refresh_records
 from ddtree_deploy.serve.environment import service_environment
@@ -59,7 +59,7 @@ def apply(action: Action, context: StepContext) -> Dict[str, Any]:
     tree = str(context.partial)
     own = own_files(tree, context.progress)
     site = find_site(tree)
-    before = _states(tree, site)
+    before = file_states(tree, site)
     release = str(context.final)
     argv = [word.replace("{release}", release) for word in action.params["argv"]]
     timeout = float(action.params["timeout"])
@@ -109,24 +109,13 @@ def apply(action: Action, context: StepContext) -> Dict[str, Any]:
             details={"output": tail, "status": status},
         )
     # What the playbook wants changed is no damage: `verify --static` and `abi` go by RECORD.
-    edited = [path for path, state in _states(tree, site).items() if before.get(path, state) != state]
+    edited = [path for path, state in file_states(tree, site).items() if before.get(path, state) != state]
     records = refresh_records(tree, site, [path for path in edited if os.path.isfile(f"{tree}/{path}")])
     return {"status": status, "log": str(log), "own_files": own.files, "own_bytes": own.bytes, "records": records}
 
 
 def undo(action: Action, context: StepContext) -> None:
     """Nothing that we know of: what a command does outside of the release is the playbook's affair."""
-
-
-def _states(tree: str, site: str) -> Dict[str, Tuple[int, int, int]]:
-    """Path relative to ``tree`` -> inode, size and time of change of each file of site-packages; byte code left out."""
-    found = {}
-    for folder, folders, names in os.walk(f"{tree}/{site}"):
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        for name in names:
-            info = os.lstat(f"{folder}/{name}")
-            found[f"{folder[len(tree) + 1 :]}/{name}"] = (info.st_ino, info.st_size, info.st_mtime_ns)
-    return found
 
 
 def _tail(log: str) -> str:

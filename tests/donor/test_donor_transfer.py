@@ -26,12 +26,6 @@ def store(root: Path) -> list[str]:
     return sorted(path.name for path in (root / "cache" / "donor").iterdir())
 
 
-def edit(path: Path, data: bytes) -> None:
-    """Another content, as an editor writes it: a new file."""
-    path.unlink()
-    path.write_bytes(data)
-
-
 def test_what_arrives_is_what_the_donor_has(donor: Path, root: Path, base: Path) -> None:
     before = venvs.tree_state(donor)
     done = brought(donor, root, base)
@@ -97,7 +91,7 @@ def test_only_what_is_not_there_already_is_sent(donor: Path, root: Path, base: P
 def test_a_file_that_is_said_to_be_there_is_read_first(donor: Path, root: Path, base: Path, wheels: Any) -> None:
     venvs.install(base, wheels["extra"])
     rotten = base / SITE / "extra.py"
-    edit(rotten, b"X" * rotten.stat().st_size)
+    venvs.edit(rotten, b"X" * rotten.stat().st_size)
     want = wanted(root, base, inventory(donor))
     assert any(path.endswith("/extra.py") for _, path, *_ in want["files"])
     tree = tree_of(root, received(root, want, sent(donor, want)))
@@ -107,7 +101,7 @@ def test_a_file_that_is_said_to_be_there_is_read_first(donor: Path, root: Path, 
 @pytest.mark.parametrize("compress", [False, True])
 def test_an_interrupted_transfer_goes_on_where_it_was(donor: Path, root: Path, base: Path, compress: bool) -> None:
     big = donor / SITE / "native" / "lib.so"
-    edit(big, os.urandom(3 << 20) + b"0" * (1 << 20))
+    venvs.edit(big, os.urandom(3 << 20) + b"0" * (1 << 20))
     (donor / SITE / "native-3.0.dist-info" / "RECORD").unlink()
     first = wanted(root, base, inventory(donor))
     data = sent(donor, first, compress)
@@ -152,21 +146,21 @@ def test_a_file_found_in_the_store_is_read_again(donor: Path, root: Path, base: 
     kept = [name for name in store(root) if not name.endswith(".json")]
     assert len(kept) == len(want["files"])
     big = max((root / "cache" / "donor" / name for name in kept), key=lambda path: path.stat().st_size)
-    edit(big, b"y" * big.stat().st_size)  # the disk forgot
+    venvs.edit(big, b"y" * big.stat().st_size)  # the disk forgot
     again = wanted(root, base, inventory(donor))
     assert [path for _, path, *_ in again["files"]] == [f"{SITE}/native/lib.so"]
 
 
 class TestDonorsThatAreNotWhatTheySay:
     def test_a_text_file_that_was_edited_is_taken_and_said(self, donor: Path, root: Path, base: Path) -> None:
-        edit(donor / SITE / "some_lib" / "__init__.py", b"VALUE = 2  # edited\n")
+        venvs.edit(donor / SITE / "some_lib" / "__init__.py", b"VALUE = 2  # edited\n")
         release, notes = provisioned(root, base, brought(donor, root, base))
         assert "some_lib/__init__.py (20 bytes instead of 10)" in notes["donor-edited"]
         assert f"some-lib in {donor} was edited" in notes["donor-edited"]
         assert "edited" in (release / SITE / "some_lib" / "__init__.py").read_text()
 
     def test_one_of_the_same_size_shows_when_it_is_sent(self, donor: Path, root: Path, base: Path) -> None:
-        edit(donor / SITE / "some_lib" / "__init__.py", b"VALUE = 9\n")
+        venvs.edit(donor / SITE / "some_lib" / "__init__.py", b"VALUE = 9\n")
         release, notes = provisioned(root, base, brought(donor, root, base))
         assert "some_lib/__init__.py (another sha256)" in notes["donor-edited"]
         assert (release / SITE / "some_lib" / "__init__.py").read_text() == "VALUE = 9\n"
@@ -176,7 +170,7 @@ class TestDonorsThatAreNotWhatTheySay:
         self, donor: Path, root: Path, base: Path, same_size: bool
     ) -> None:
         library = donor / SITE / "native" / "lib.so"
-        edit(library, b"\x7fELF" + b"y" * (300_000 if same_size else 200_000))
+        venvs.edit(library, b"\x7fELF" + b"y" * (300_000 if same_size else 200_000))
         with pytest.raises(StepError) as caught:
             brought(donor, root, base)
         assert caught.value.id == "donor-damaged" and "native/lib.so" in caught.value.message
@@ -208,7 +202,7 @@ class TestDonorsThatAreNotWhatTheySay:
         if how == "gone":
             library.unlink()
         else:
-            edit(library, b"z" * (library.stat().st_size + (how == "longer")))
+            venvs.edit(library, b"z" * (library.stat().st_size + (how == "longer")))
         with pytest.raises(DriftError) as caught:
             received(root, want, sent(donor, want))
         assert caught.value.id == "donor-changed" and "native/lib.so" in caught.value.message
@@ -338,7 +332,7 @@ def test_hashes_are_kept_by_what_a_file_is(tmp_path: Path) -> None:
     os.link(file, tmp_path / "hard")
     second = HashCache(str(cache))
     assert second.sha256(str(tmp_path / "hard")) == digest and second.read_bytes == 0
-    edit(file, b"two")
+    venvs.edit(file, b"two")
     assert second.sha256(str(file)) == venvs.sha256(file) != digest
     cache.write_text("{not json")
     assert HashCache(str(cache)).known(str(file)) is None

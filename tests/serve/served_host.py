@@ -58,9 +58,9 @@ class Host:
         assert state is not None
         return state
 
-    def processes(self) -> list[int]:
-        """Of the engine, whatever their group or session."""
-        state = self.state()
+    def processes(self, state: ServiceState | None = None) -> list[int]:
+        """Of the engine, whatever their group or session; of the present one, unless ``state`` is of another."""
+        state = state or self.state()
         return [process.pid for process in service_processes(state.marker, state.engine, None)]
 
     def log(self, name: str = "cpu") -> str:

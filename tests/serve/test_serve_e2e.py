@@ -20,8 +20,7 @@ from served_host import Host
 
 from ddtree_deploy.agent.protocol import silent
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.serve.process import identify, is_alive, send_signal, service_processes
-from ddtree_deploy.serve.state import ServiceState
+from ddtree_deploy.serve.process import identify, is_alive, send_signal
 from ddtree_deploy.verify.checks import TITLES, op_verify
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -63,13 +62,9 @@ def generate(port: int, key: str | None, tokens: int) -> dict[str, Any]:
         return json.loads(answer.read())
 
 
-def running(state: ServiceState) -> list[int]:
-    return [process.pid for process in service_processes(state.marker, state.engine, None)]
-
-
-def scheduler(state: ServiceState) -> int:
+def scheduler(pids: list[int]) -> int:
     """The engine's scheduler, which sets its title."""
-    for pid in running(state):
+    for pid in pids:
         if b"scheduler" in command_line(pid):
             return pid
     raise AssertionError("no scheduler among the service's processes")
@@ -94,13 +89,13 @@ def test_a_service_from_launch_to_stop(host: Host) -> None:
     assert refused.value.code == 401
     assert "api_key='***'" in host.log()  # the engine prints its arguments
     assert KEY not in host.log()
-    for pid in running(host.state()):
+    for pid in host.processes():
         assert KEY.encode() not in command_line(pid)
 
     # a dead scheduler ends the engine, and the supervisor brings it back
     first = host.state()
-    before = [identify(pid) for pid in running(first)]
-    victim = identify(scheduler(first))
+    before = [identify(pid) for pid in host.processes(first)]
+    victim = identify(scheduler(host.processes(first)))
     assert victim is not None
     send_signal(victim, signal.SIGKILL)
     host.until("starting again", lambda state: state.restarts == 1, seconds=120)
@@ -108,7 +103,7 @@ def test_a_service_from_launch_to_stop(host: Host) -> None:
     assert [identity for identity in before if is_alive(identity)] == []
     assert generate(service["port"], KEY, 4)["meta_info"]["completion_tokens"] == 4
 
-    everything = [identify(pid) for pid in running(second)]
+    everything = [identify(pid) for pid in host.processes(second)]
     assert len(everything) >= 3
     assert host.stop()["services"] == [{"name": "cpu", "changed": True, "state": "stopped"}]
     assert [identity for identity in everything if is_alive(identity)] == []
@@ -123,7 +118,7 @@ def test_what_the_engine_refuses(host: Host) -> None:
         host.launch(**given(extra=["--kv-cache-dtype", "fp8_e5m2"]))
     assert caught.value.id == "engine-refused"
     assert caught.value.message.startswith("cpu: ValueError: DDTREE does not support --kv-cache-dtype fp8_e5m2")
-    assert running(host.state()) == []
+    assert host.processes() == []
 
 
 def test_the_release_verifies(host: Host) -> None:

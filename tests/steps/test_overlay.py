@@ -196,17 +196,11 @@ def test_files_of_rows_that_a_record_lost_are_noted(root: Path, base: Path) -> N
     assert "some_lib/old.py" in notes(result)["unowned-files"]
 
 
-def replace_text(path: Path, text: str) -> None:
-    """As a new file: the old one is uv's cache's, too."""
-    path.unlink()
-    path.write_text(text)
-
-
 def cut_record(base: Path, name: str) -> None:
     """The rows of an installer that sorts them, up to the last one of the metadata folder."""
     (record,) = base.glob(f"{venvs.SITE}/{name}-*.dist-info/RECORD")
     own = [row for row in record.read_text().splitlines() if ".dist-info/" in row]
-    replace_text(record, "".join(f"{row}\n" for row in ["../../../bin/tool,,", "__pycache__/six.pyc,,", *sorted(own)]))
+    venvs.edit(record, "".join(f"{row}\n" for row in ["../../../bin/tool,,", "__pycache__/six.pyc,,", *sorted(own)]))
 
 
 @pytest.mark.parametrize(
@@ -236,7 +230,7 @@ def test_modules_that_a_record_lost_are_named(
     cut_record(base, escaped)
     (base / venvs.SITE / "stray.py").touch()
     (metadata,) = base.glob(f"{venvs.SITE}/{escaped}-1.dist-info/METADATA")
-    replace_text(metadata, metadata.read_text() + "\n```\n>>> from pot import Soup\n")
+    venvs.edit(metadata, metadata.read_text() + "\n```\n>>> from pot import Soup\n")
     release, result = run(root, base, venvs.overlay_action([], [name], {"kind": "index"}))
     assert (site(release) / file).is_file()
     found = notes(result)
