@@ -35,7 +35,7 @@ TITLES = {
     "gpu-penalties": "penalties hold in trees",
     "gpu-pool": "no KV slot is left behind",
 }
-# A precaution, not a measurement: two engines with a tiny model and the checks' own use of CUDA, a context each.
+# Twice what two engines with a tiny model and the checks themselves took on an H200 (docs/benchmarks.md).
 NEEDED_MIB = 6144
 LIMIT_S = 400.0  # for one check; starting the engines is the longest
 # What a service of this host is started with and may change an answer; the rest is about its own model and memory.
