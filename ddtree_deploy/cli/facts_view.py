@@ -43,6 +43,12 @@ def _add_gpus(tree: Tree, facts: HostFacts) -> None:
     toolkits = ", ".join(toolkit.version or toolkit.path for toolkit in facts.toolkits) or "none"
     driver = f"driver {facts.driver or 'none'}, CUDA up to {facts.driver_cuda or '?'}, toolkits {toolkits}"
     branch = tree.add(Text(f"{plural(len(facts.gpus), 'GPU')}; {driver}"))
+    if facts.compilers is not None:
+        found = facts.compilers
+        header = {True: "there", False: "not found", None: "not asked"}[found.python_header]
+        named = {"C": found.c, "C++": found.cxx, "nvcc": found.nvcc}
+        paths = ", ".join(f"{name} {path or 'not found'}" for name, path in named.items())
+        branch.add(Text(f"compilers: {paths}, Python.h {header}"))
     if facts.gpu_problem:
         branch.add(Text(facts.gpu_problem, style="yellow"))
     for gpu in facts.gpus:

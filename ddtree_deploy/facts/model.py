@@ -35,6 +35,16 @@ class Toolkit:
 
 
 @dataclass(frozen=True)
+class Compilers:
+    """Paths of what kernels are compiled with on the host, None where a service finds none."""
+
+    c: Optional[str] = None
+    cxx: Optional[str] = None
+    nvcc: Optional[str] = None
+    python_header: Optional[bool] = None  # Python.h of the base venv's Python; None: there is no base
+
+
+@dataclass(frozen=True)
 class Package:
     """One installed distribution. ``abi_tag`` is cu128 | cu130 | cpu, cu12 | cu13 where only the major is known (from
     the libraries it links), or None where it has no CUDA build."""
@@ -155,6 +165,7 @@ class HostFacts:
     gpus: List[Gpu] = field(default_factory=list)
     gpu_problem: Optional[str] = None
     toolkits: List[Toolkit] = field(default_factory=list)
+    compilers: Optional[Compilers] = None  # None: not asked (facts of an older version)
     base: Optional[Venv] = None
     engine: Optional[Engine] = None
     root_disk: Optional[Disk] = None

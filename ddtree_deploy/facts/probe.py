@@ -13,6 +13,7 @@ from ddtree_deploy.agent.protocol import Progress, ProgressSink
 from ddtree_deploy.codec import to_dict
 from ddtree_deploy.facts import disk, system
 from ddtree_deploy.facts.command import background
+from ddtree_deploy.facts.compilers import find_compilers
 from ddtree_deploy.facts.engine import probe_engine
 from ddtree_deploy.facts.files import is_dir
 from ddtree_deploy.facts.gpu import TIMEOUT, probe_gpus
@@ -68,6 +69,7 @@ def collect(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
         gpus=gpus.gpus,
         gpu_problem=gpus.problem,
         toolkits=toolkits,
+        compilers=find_compilers(venv),
         base=venv,
         engine=engine,
         root_disk=disk.probe_disk(layout.root),

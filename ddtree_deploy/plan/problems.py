@@ -146,13 +146,34 @@ def _gpus(facts: HostFacts, settings: PlanSettings, profile: Profile) -> list[Pr
         )
         hint = f"Install a driver for CUDA {profile.min_driver_cuda} or newer, or use a profile for an older CUDA."
         problems.append(error("driver-too-old", message, hint))
-    wants_toolkit = [gpu.index for gpu in facts.gpus if not _older(gpu.compute_capability or "0", "9.0")]
-    if wants_toolkit and not facts.toolkits and not {"CUDA_HOME", "CUDA_PATH"} & set(settings.environment):
-        message = (
-            f"{facts.hostname} has no CUDA toolkit: deep_gemm, which the engine imports on such GPUs, insists on one"
-        )
-        hint = "Install one (nvcc also compiles flashinfer's kernels), or set CUDA_HOME in the host's `environment`."
+    return problems + (_compilers(facts, settings) if facts.gpus else [])
+
+
+def _compilers(facts: HostFacts, settings: PlanSettings) -> list[Problem]:
+    """What a service lacks to compile kernels with when it first starts: warnings, since it can be installed later."""
+    found, given, host = facts.compilers, set(settings.environment), facts.hostname
+    problems = []
+    if not {"CUDA_HOME", "CUDA_PATH"} & given and (not facts.toolkits or (found is not None and found.nvcc is None)):
+        lacks, hint = "CUDA toolkit", "Install one with nvcc, or set CUDA_HOME in the host's `environment`."
+        if facts.toolkits:
+            known = ", ".join(toolkit.path for toolkit in facts.toolkits)
+            lacks = "nvcc where a service looks for it (PATH, /usr/local/cuda)"
+            hint = f"Set CUDA_HOME in the host's `environment` to a toolkit that has bin/nvcc; the host has {known}."
+        message = f"{host} has no {lacks}: when a service first starts, the engine compiles kernels with nvcc, or ends"
         problems.append(Problem("warning", "no-cuda-toolkit", message, hint))
+    if found is None:
+        return problems
+    compilers = [] if found.c or "CC" in given else ["no C compiler (gcc, clang)"]
+    compilers += [] if found.cxx or "CXX" in given else ["no C++ compiler (c++)"]
+    if compilers:
+        message = f"{host} has {' and '.join(compilers)}: when a service first starts, kernels are compiled, or it ends"
+        hint = "Install them on the host: apt-get install build-essential"
+        problems.append(Problem("warning", "no-compiler", message, hint))
+    if found.python_header is False and facts.base is not None and facts.base.python:
+        python = ".".join(facts.base.python.split(".")[:2])
+        message = f"{host} has no Python.h of Python {python}: when a service first starts, Triton needs it, or it ends"
+        hint = f"Install it on the host: apt-get install python{python}-dev"
+        problems.append(Problem("warning", "no-python-header", message, hint))
     return problems
 
 

@@ -15,7 +15,7 @@ from ddtree_deploy.errors import InputError
 from ddtree_deploy.release.layout import open_layout
 
 INHERITED = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR")
-_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def release_record(release: Path) -> Dict[str, Any]:
@@ -94,7 +94,7 @@ def service_environment(
     """The whole environment of a service: the system's basics, the profile's variables, then ``overrides``."""
     environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
     environment.setdefault("HOME", str(Path("~").expanduser()))
-    environment["PATH"] = _SYSTEM_PATH
+    environment["PATH"] = SYSTEM_PATH
     environment["VIRTUAL_ENV"] = str(release)
     environment["PYTHONNOUSERSITE"] = "1"
     environment["PYTHONUNBUFFERED"] = "1"

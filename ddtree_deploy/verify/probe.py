@@ -14,7 +14,9 @@ import importlib
 import importlib.util
 import json
 import os
+import shutil
 import sys
+import sysconfig
 import time
 import traceback
 from pathlib import Path
@@ -129,7 +131,27 @@ def check_kernel() -> Report:
     if library is not None:
         data["library"] = inside(library)
     where = Path(library).parent.name if library else "no separate library"
-    return f"sgl_kernel {data['version']} loads ({where})", data
+    summary = f"sgl_kernel {data['version']} loads ({where})"
+    torch = sys.modules.get("torch")
+    lacks = compilers_missing() if torch and torch.version.cuda and torch.cuda.device_count() else []
+    if lacks:
+        data.update(warning=True, missing=lacks)
+        summary += f", but a service compiles the engine's other kernels when it first starts: no {', no '.join(lacks)}"
+    return summary, data
+
+
+def compilers_missing() -> List[str]:
+    """What SGLang's own kernels and Triton's launcher are compiled with, and is not where they look for it."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    usual = [os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
+    wanted = {
+        "nvcc": shutil.which("nvcc", path=f"{home}/bin" if home else os.pathsep.join(usual)),
+        "C++ compiler": shutil.which(os.environ.get("CXX") or "c++"),
+        "C compiler": os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),
+        "ninja": shutil.which("ninja"),
+        "Python.h": Path(sysconfig.get_paths("posix_prefix")["include"], "Python.h").exists(),
+    }
+    return [name for name, found in wanted.items() if not found]
 
 
 def check_server() -> Report:

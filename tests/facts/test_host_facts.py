@@ -11,8 +11,8 @@ import pytest
 from ddtree_deploy.agent.protocol import Progress, silent
 from ddtree_deploy.codec import from_dict
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.facts import disk, system, toolkits
-from ddtree_deploy.facts.model import HostFacts, Toolkit
+from ddtree_deploy.facts import compilers, disk, system, toolkits
+from ddtree_deploy.facts.model import Compilers, HostFacts, Toolkit, Venv
 from ddtree_deploy.facts.probe import collect
 
 MOUNTS = r"""sysfs /sys sysfs rw 0 0
@@ -95,6 +95,29 @@ def test_toolkits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are looked for where a service does: not on the caller's PATH, nor in its CUDA_HOME."""
+
+    def tool(path: Path) -> str:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(0o755)
+        return str(path)
+
+    tool(tmp_path / "mine" / "nvcc")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'mine'}:{os.environ['PATH']}")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setattr(compilers, "SYSTEM_PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(compilers, "_USUAL_NVCC", tmp_path / "cuda" / "bin" / "nvcc")
+    base = Venv(str(tmp_path / "venv"), True, python="3.11.2", base_prefix=str(tmp_path))
+    assert compilers.find_compilers(None) == Compilers()
+    assert compilers.find_compilers(base) == Compilers(python_header=False)
+    tool(tmp_path / "include" / "python3.11" / "Python.h")
+    clang, usual = tool(tmp_path / "bin" / "clang"), tool(tmp_path / "cuda" / "bin" / "nvcc")
+    assert compilers.find_compilers(base) == Compilers(c=clang, nvcc=usual, python_header=True)
+    gcc, cxx, nvcc = (tool(tmp_path / "bin" / name) for name in ("gcc", "c++", "nvcc"))
+    assert compilers.find_compilers(base) == Compilers(gcc, cxx, nvcc, True)
+
+
 def test_the_system() -> None:
     glibc = system.glibc_version()
     assert glibc is None or glibc[0] == "2"
@@ -113,6 +136,7 @@ def test_everything_in_one_call(venv: Path, site: Path, install, tmp_path: Path)
     assert facts.root == str(root)
     assert facts.base is not None and facts.base.problem is None
     assert facts.engine is not None and facts.engine.version == "0.5.11"
+    assert facts.compilers is not None and facts.compilers.python_header is not None
     assert facts.root_disk is not None and facts.root_disk.path == str(tmp_path)
     assert facts.base_disk is not None and facts.base_disk.path == str(venv)
     assert (facts.releases, facts.services, facts.partial, facts.current, facts.locked_by) == ([], [], [], None, None)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from release_double import fill, make_venv, site_packages
+from release_double import GOOD, fill, make_venv, site_packages
 
 from ddtree_deploy.agent.protocol import Progress, silent
 from ddtree_deploy.errors import InputError
@@ -185,6 +185,41 @@ def test_output_is_given_to_its_check_and_classed(release: Path) -> None:
     found = results(release)
     assert statuses(found) == {**ALL_OK, "kernel": "warning"}
     assert found["kernel"].output[0].kind == "warning"
+
+
+TOOLS = {"nvcc": "nvcc", "C++ compiler": "c++", "C compiler": "gcc", "ninja": "ninja"}
+A_GPU = """
+        class cuda:
+            device_count = staticmethod(lambda: 1)
+            get_device_name = staticmethod(lambda index: "a double of a GPU")
+            OutOfMemoryError = MemoryError
+        class ones(int):
+            __new__ = lambda kind, count, device: int.__new__(kind, count)
+            sum = lambda self: self
+            item = lambda self: float(self)
+"""
+
+
+@pytest.mark.parametrize("missing", [*TOOLS, ""])
+def test_nothing_to_compile_the_engines_kernels_with(release: Path, tmp_path: Path, missing: str) -> None:
+    for what, tool in TOOLS.items():
+        path = tmp_path / ("elsewhere" if what == missing else "bin") / tool
+        path.parent.mkdir(exist_ok=True)
+        path.touch(0o755)
+    environment = {"PATH": str(tmp_path / "bin"), "CUDA_HOME": str(tmp_path)}
+    assert statuses(results(fill(release), environment=environment)) == ALL_OK  # without a GPU nothing is compiled
+    found = results(fill(release, {"torch/__init__.py": GOOD["torch/__init__.py"] + A_GPU}), environment=environment)
+    assert found["torch"].status == "ok"
+    summary = found["kernel"].summary
+    assert [what for what in TOOLS if f"no {what}" in summary] == ([missing] if missing else [])
+    assert found["kernel"].status == ("warning" if " no " in summary else "ok")
+
+
+def test_pythons_header_is_among_what_is_compiled_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe.sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
+    assert "Python.h" in probe.compilers_missing()
+    (tmp_path / "Python.h").touch()
+    assert "Python.h" not in probe.compilers_missing()
 
 
 @pytest.mark.parametrize(("tag", "status"), [("cu130", "ok"), ("cu128", "failed"), ("cpu", "ok")])
