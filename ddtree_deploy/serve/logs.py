@@ -15,7 +15,10 @@ from typing import IO, Dict, Iterable, List, Optional, Tuple
 LIMIT_BYTES = 32 * 1024 * 1024
 KEEP = 3  # rotated files beside the current one
 _READ_LIMIT = 1024 * 1024
-_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit)\b(?::|\s*$)")
+_EXCEPTION = re.compile(r"(?:(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit)|Exception)\b(?::|\s*$)")
+# A kernel that was not compiled: the exception tells the command, and the compiler's own line before it why.
+_COMPILING = re.compile(r"ninja exited with|[Nn]inja build failed|Error building extension|CalledProcessError")
+_COMPILER = re.compile(r"(?:\S*sh: (?:line )?(?:\d+: )?.*(?:not found|No such file)|nvcc fatal|.*: (?:fatal )?error: )")
 _ARGPARSE = re.compile(r"[\w.\- ]+: error: ")
 _FOLLOWS = re.compile(
     r"EOFError|BrokenPipeError|ConnectionResetError|KeyboardInterrupt|SystemExit|asyncio\..*CancelledError"
@@ -121,7 +124,8 @@ def find_cause(lines: List[str]) -> Optional[str]:
     """The line that says best why the engine ended: its own ``ValueError: …`` rather than what followed from it.
 
     That is an argument parser's error, else the last exception that is not known to follow from another one (the main
-    process saying that its child is gone), else the last one of those, else a line about memory or disk.
+    process saying that its child is gone), else the last one of those, else a line about memory or disk. An exception
+    about a compiler gets what the compiler said.
     """
     exceptions = [line.strip() for line in lines if _EXCEPTION.match(line) and "Warning" not in line.split(":", 1)[0]]
     causes = [line for line in exceptions if not _FOLLOWS.match(line)]
@@ -129,7 +133,9 @@ def find_cause(lines: List[str]) -> Optional[str]:
     memory = [line.strip() for line in lines if _MEMORY.search(line)]
     for candidates in (parser, causes, memory, exceptions):
         if candidates:
-            return candidates[-1]
+            cause = candidates[-1]
+            said = [line.strip() for line in lines if _COMPILER.match(line) and line.strip() != cause]
+            return f"{cause}: {said[-1]}" if said and _COMPILING.search(cause) else cause
     return None
 
 

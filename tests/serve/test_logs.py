@@ -104,6 +104,31 @@ def test_a_cursor_that_is_too_old_starts_with_what_is_there(tmp_path: Path) -> N
         (["[12:00] Cannot allocate memory", "EOFError"], "[12:00] Cannot allocate memory"),
         (["EOFError"], "EOFError"),
         (["ImportError: optional part", "AssertionError: the real one"], "AssertionError: the real one"),
+        (
+            ["Exception: Capture cuda graph failed: no kernel image"],
+            "Exception: Capture cuda graph failed: no kernel image",
+        ),
+        (
+            [
+                "RuntimeError: ninja exited with status 127",
+                "/usr/local/cuda/bin/nvcc  --generate-dependencies -c cuda.cu -o cuda_0.o",
+                "/bin/sh: 1: /usr/local/cuda/bin/nvcc: not found",
+                "Exception: Capture cuda graph failed: ninja exited with status 127",
+                "Possible solutions:",
+            ],
+            "Exception: Capture cuda graph failed: ninja exited with status 127: "
+            "/bin/sh: 1: /usr/local/cuda/bin/nvcc: not found",
+        ),
+        (
+            [
+                "/tmp/tmp1/cuda_utils.c:7:10: fatal error: Python.h: No such file or directory",
+                "compilation terminated.",
+                "subprocess.CalledProcessError: Command '['/usr/bin/gcc', ...]' returned non-zero exit status 1.",
+            ],
+            "subprocess.CalledProcessError: Command '['/usr/bin/gcc', ...]' returned non-zero exit status 1.: "
+            "/tmp/tmp1/cuda_utils.c:7:10: fatal error: Python.h: No such file or directory",
+        ),
+        (["x.c:1:2: error: odd", "ValueError: not about that"], "ValueError: not about that"),
     ],
 )
 def test_cause(lines: list[str], cause: str | None) -> None:
