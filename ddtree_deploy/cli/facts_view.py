@@ -45,10 +45,11 @@ def _add_gpus(tree: Tree, facts: HostFacts) -> None:
     branch = tree.add(Text(f"{plural(len(facts.gpus), 'GPU')}; {driver}"))
     if facts.compilers is not None:
         found = facts.compilers
-        header = {True: "there", False: "not found", None: "not asked"}[found.python_header]
+        words = {True: "there", False: "not found", None: "not asked"}
         named = {"C": found.c, "C++": found.cxx, "nvcc": found.nvcc}
         paths = ", ".join(f"{name} {path or 'not found'}" for name, path in named.items())
-        branch.add(Text(f"compilers: {paths}, Python.h {header}"))
+        files = f"libcudart.so {words[found.cuda_runtime]}, Python.h {words[found.python_header]}"
+        branch.add(Text(f"compilers: {paths}, {files}"))
     if facts.gpu_problem:
         branch.add(Text(facts.gpu_problem, style="yellow"))
     for gpu in facts.gpus:

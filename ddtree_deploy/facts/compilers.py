@@ -1,8 +1,8 @@
 """What a service finds on this host to compile kernels with. Standard library only (agent-safe).
 
 When a service starts for the first time, SGLang compiles CUDA kernels of its own (activation, norm, rope, KV cache)
-with nvcc and a C++ compiler, and Triton its launcher with a C compiler and Python's header. Where one is missing, the
-service ends.
+with nvcc, which calls gcc, and links them with a C++ compiler to libcudart.so; Triton compiles its launcher with a C
+compiler and Python's header. Where one is missing, the service ends.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from typing import Optional
 from ddtree_deploy.facts.files import exists
 from ddtree_deploy.facts.model import Compilers, Venv
 from ddtree_deploy.serve.environment import SYSTEM_PATH
-
-_USUAL_NVCC = Path("/usr/local/cuda/bin/nvcc")  # where the engine looks when PATH has none
+from ddtree_deploy.verify import probe
 
 
 def find_compilers(base: Optional[Venv]) -> Compilers:
     """As a service finds them that the inventory gives no CUDA_HOME, CC or CXX."""
-    nvcc = _which("nvcc") or (str(_USUAL_NVCC) if exists(_USUAL_NVCC) else None)
-    return Compilers(_which("gcc") or _which("clang"), _which("c++"), nvcc, _has_header(base))
+    environment = {"PATH": SYSTEM_PATH}
+    nvcc = probe.find_nvcc(environment)
+    linked = probe.links_cuda(environment) if nvcc else None
+    return Compilers(_which("gcc") or _which("clang"), _which("c++"), nvcc, linked, _has_header(base))
 
 
 def _which(name: str) -> Optional[str]:

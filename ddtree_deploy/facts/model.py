@@ -41,6 +41,7 @@ class Compilers:
     c: Optional[str] = None
     cxx: Optional[str] = None
     nvcc: Optional[str] = None
+    cuda_runtime: Optional[bool] = None  # libcudart.so is where that nvcc's kernels are linked; None: there is no nvcc
     python_header: Optional[bool] = None  # Python.h of the base venv's Python; None: there is no base
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from packaging.specifiers import SpecifierSet
@@ -146,35 +147,61 @@ def _gpus(facts: HostFacts, settings: PlanSettings, profile: Profile) -> list[Pr
         )
         hint = f"Install a driver for CUDA {profile.min_driver_cuda} or newer, or use a profile for an older CUDA."
         problems.append(error("driver-too-old", message, hint))
-    return problems + (_compilers(facts, settings) if facts.gpus else [])
+    return problems + (_compilers(facts, {**profile.environment, **settings.environment}) if facts.gpus else [])
 
 
-def _compilers(facts: HostFacts, settings: PlanSettings) -> list[Problem]:
-    """What a service lacks to compile kernels with when it first starts: warnings, since it can be installed later."""
-    found, given, host = facts.compilers, set(settings.environment), facts.hostname
-    problems = []
-    if not {"CUDA_HOME", "CUDA_PATH"} & given and (not facts.toolkits or (found is not None and found.nvcc is None)):
-        lacks, hint = "CUDA toolkit", "Install one with nvcc, or set CUDA_HOME in the host's `environment`."
-        if facts.toolkits:
-            known = ", ".join(toolkit.path for toolkit in facts.toolkits)
-            lacks = "nvcc where a service looks for it (PATH, /usr/local/cuda)"
-            hint = f"Set CUDA_HOME in the host's `environment` to a toolkit that has bin/nvcc; the host has {known}."
-        message = f"{host} has no {lacks}: when a service first starts, the engine compiles kernels with nvcc, or ends"
-        problems.append(Problem("warning", "no-cuda-toolkit", message, hint))
-    if found is None:
-        return problems
-    compilers = [] if found.c or "CC" in given else ["no C compiler (gcc, clang)"]
-    compilers += [] if found.cxx or "CXX" in given else ["no C++ compiler (c++)"]
-    if compilers:
-        message = f"{host} has {' and '.join(compilers)}: when a service first starts, kernels are compiled, or it ends"
-        hint = "Install them on the host: apt-get install build-essential"
-        problems.append(Problem("warning", "no-compiler", message, hint))
-    if found.python_header is False and facts.base is not None and facts.base.python:
-        python = ".".join(facts.base.python.split(".")[:2])
-        message = f"{host} has no Python.h of Python {python}: when a service first starts, Triton needs it, or it ends"
+def _compilers(facts: HostFacts, environment: Mapping[str, str]) -> list[Problem]:
+    """What a service lacks to compile kernels with when it first starts: warnings, since it can be installed later.
+
+    ``environment`` is the profile's and the host's own. What it names is not looked for; ``verify`` tries it.
+    """
+    given = {name for name, value in environment.items() if value}  # an empty CUDA_HOME is none
+    found = None if "PATH" in given else facts.compilers  # which is about the system's PATH
+    problems = [] if {"CUDA_HOME", "CUDA_PATH", "PATH"} & given else _toolkit(facts)
+    host, first = facts.hostname, "when a service first starts, "
+    if found is not None:
+        gcc = PurePosixPath(found.c or "").name == "gcc"
+        lacks = []
+        if not found.c and "CC" not in given:
+            lacks.append("no C compiler (gcc)")
+        elif not gcc and "NVCC_CCBIN" not in given:
+            lacks.append("no gcc (nvcc calls it)")
+        if not found.cxx and "CXX" not in given:
+            lacks.append("no C++ compiler (c++)")
+        if lacks:
+            message = f"{host} has {' and '.join(lacks)}: {first}kernels are compiled, or it ends"
+            hint = "Install them on the host: apt-get install build-essential"
+            problems.append(Problem("warning", "no-compiler", message, hint))
+    base = facts.base
+    if facts.compilers is not None and facts.compilers.python_header is False and base is not None and base.python:
+        python = ".".join(base.python.split(".")[:2])
+        message = f"{host} has no Python.h of Python {python}: {first}Triton needs it, or it ends"
         hint = f"Install it on the host: apt-get install python{python}-dev"
+        if base.base_prefix not in (None, "/usr"):
+            hint = f"Install the Python in {base.base_prefix} with its headers, or make the base venv with another one."
         problems.append(Problem("warning", "no-python-header", message, hint))
     return problems
+
+
+def _toolkit(facts: HostFacts) -> list[Problem]:
+    found, host = facts.compilers, facts.hostname
+    known = ", ".join(toolkit.path for toolkit in facts.toolkits)
+    what = "when a service first starts, the engine compiles kernels with nvcc, or ends"
+    if found is not None and found.nvcc is not None:
+        if found.cuda_runtime is not False:
+            return []
+        folder = PurePosixPath(found.nvcc).parent.parent / "lib64"
+        message = f"{host} has {found.nvcc}, and no libcudart.so in {folder}, to which kernels are linked: {what}"
+        hint = "Install the whole toolkit, not nvcc alone, or set CUDA_HOME in the host's `environment` to one."
+    elif not known:
+        message = f"{host} has no CUDA toolkit: {what}"
+        hint = "Install one with nvcc, or set CUDA_HOME in the host's `environment`."
+    elif found is not None:
+        message = f"{host} has no nvcc where a service looks for it (PATH, /usr/local/cuda): {what}"
+        hint = "Set CUDA_HOME in the host's `environment` to a toolkit that has bin/nvcc."
+    else:
+        return []
+    return [Problem("warning", "no-cuda-toolkit", message, hint + (f" The host has {known}." if known else ""))]
 
 
 def _budget(settings: PlanSettings) -> list[Problem]:

@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import json
 import os
+import platform
 import shutil
 import sys
 import sysconfig
@@ -24,6 +25,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 RELEASE = ""  # set below, from the arguments
 DEVICES = Path("/dev")  # has a nvidia0 … for each GPU that this host, or this container, may use
+USUAL_CUDA = "/usr/local/cuda"  # where the engine looks when PATH has no nvcc
+LIBRARY_FOLDERS = ("lib", "lib64", f"lib/{platform.machine()}-linux-gnu")  # of the linker, below /usr and its like
 Report = Tuple[str, Dict[str, Any]]  # what was seen, in words and as data
 
 
@@ -142,16 +145,40 @@ def check_kernel() -> Report:
 
 def compilers_missing() -> List[str]:
     """What SGLang's own kernels and Triton's launcher are compiled with, and is not where they look for it."""
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    usual = [os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
+    gcc, nvcc = shutil.which("gcc"), find_nvcc(os.environ)
+    c_compiler = shutil.which(os.environ.get("CC", "gcc" if gcc else "clang"))
     wanted = {
-        "nvcc": shutil.which("nvcc", path=f"{home}/bin" if home else os.pathsep.join(usual)),
-        "C++ compiler": shutil.which(os.environ.get("CXX") or "c++"),
-        "C compiler": os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),
+        "nvcc": nvcc,
+        "libcudart.so": not nvcc or links_cuda(os.environ),
+        "gcc": not (nvcc and c_compiler) or gcc or os.environ.get("NVCC_CCBIN"),  # nvcc calls it
+        "C++ compiler": shutil.which((os.environ.get("CXX", "c++").split() or [""])[0]),  # a shell reads it
+        "C compiler": c_compiler,
         "ninja": shutil.which("ninja"),
         "Python.h": Path(sysconfig.get_paths("posix_prefix")["include"], "Python.h").exists(),
     }
     return [name for name, found in wanted.items() if not found]
+
+
+def find_nvcc(environment: Mapping[str, str]) -> Optional[str]:
+    """The nvcc that tvm_ffi (SGLang's kernels) and flashinfer take in an environment."""
+    return shutil.which("nvcc", path=os.path.join(cuda_home(environment), "bin"))  # noqa: PTH118
+
+
+def links_cuda(environment: Mapping[str, str]) -> bool:
+    """Whether libcudart.so is where they link kernels to it: not where nvcc is a script far from its toolkit, nor
+    where of a toolkit nvcc alone was installed."""
+    usual = [f"{place}/{name}" for place in ("/usr", "/usr/local", "/") for name in LIBRARY_FOLDERS]
+    folders = [f"{cuda_home(environment)}/lib64", *environment.get("LIBRARY_PATH", "").split(os.pathsep), *usual]
+    return any(os.path.exists(f"{folder}/libcudart.so") for folder in folders if folder)  # noqa: PTH110
+
+
+def cuda_home(environment: Mapping[str, str]) -> str:
+    """As tvm_ffi, flashinfer and deep_gemm find the toolkit; a link to nvcc is not followed."""
+    home = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
+    if home is not None:
+        return home
+    nvcc = shutil.which("nvcc", path=environment.get("PATH", ""))
+    return str(Path(nvcc).parent.parent) if nvcc else USUAL_CUDA
 
 
 def check_server() -> Report:

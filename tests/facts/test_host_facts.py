@@ -14,6 +14,7 @@ from ddtree_deploy.errors import InputError
 from ddtree_deploy.facts import compilers, disk, system, toolkits
 from ddtree_deploy.facts.model import Compilers, HostFacts, Toolkit, Venv
 from ddtree_deploy.facts.probe import collect
+from ddtree_deploy.verify import probe
 
 MOUNTS = r"""sysfs /sys sysfs rw 0 0
 /dev/sda1 / ext4 rw 0 0
@@ -107,15 +108,37 @@ def test_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path / 'mine'}:{os.environ['PATH']}")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     monkeypatch.setattr(compilers, "SYSTEM_PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr(compilers, "_USUAL_NVCC", tmp_path / "cuda" / "bin" / "nvcc")
+    monkeypatch.setattr(probe, "USUAL_CUDA", str(tmp_path / "cuda"))
+    monkeypatch.setattr(probe, "LIBRARY_FOLDERS", ())
     base = Venv(str(tmp_path / "venv"), True, python="3.11.2", base_prefix=str(tmp_path))
     assert compilers.find_compilers(None) == Compilers()
     assert compilers.find_compilers(base) == Compilers(python_header=False)
     tool(tmp_path / "include" / "python3.11" / "Python.h")
     clang, usual = tool(tmp_path / "bin" / "clang"), tool(tmp_path / "cuda" / "bin" / "nvcc")
-    assert compilers.find_compilers(base) == Compilers(c=clang, nvcc=usual, python_header=True)
+    assert compilers.find_compilers(base) == Compilers(clang, None, usual, False, True)
+    tool(tmp_path / "cuda" / "lib64" / "libcudart.so")
+    assert compilers.find_compilers(base) == Compilers(clang, None, usual, True, True)
     gcc, cxx, nvcc = (tool(tmp_path / "bin" / name) for name in ("gcc", "c++", "nvcc"))
-    assert compilers.find_compilers(base) == Compilers(gcc, cxx, nvcc, True)
+    assert compilers.find_compilers(base) == Compilers(gcc, cxx, nvcc, False, True), "linked in the folder of this nvcc"
+    tool(tmp_path / "lib64" / "libcudart.so")
+    assert compilers.find_compilers(base) == Compilers(gcc, cxx, nvcc, True, True)
+
+
+@pytest.mark.parametrize("damage", ["broken link", "folder", "no x", "only with a version"])
+def test_what_cannot_be_run_is_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    monkeypatch.setattr(compilers, "SYSTEM_PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(probe, "USUAL_CUDA", str(tmp_path / "cuda"))
+    for path in (tmp_path / "bin" / "gcc", tmp_path / "cuda" / "bin" / "nvcc"):
+        path.parent.mkdir(parents=True)
+        if damage == "broken link":
+            path.symlink_to(tmp_path / "gone")
+        elif damage == "folder":
+            path.mkdir()
+        elif damage == "no x":
+            path.touch(0o644)
+        else:
+            path.with_name(f"x86_64-linux-gnu-{path.name}-12").touch(0o755)
+    assert compilers.find_compilers(None) == Compilers()
 
 
 def test_the_system() -> None:

@@ -206,6 +206,8 @@ def test_nothing_to_compile_the_engines_kernels_with(release: Path, tmp_path: Pa
         path = tmp_path / ("elsewhere" if what == missing else "bin") / tool
         path.parent.mkdir(exist_ok=True)
         path.touch(0o755)
+    (tmp_path / "lib64").mkdir()
+    (tmp_path / "lib64" / "libcudart.so").touch()
     environment = {"PATH": str(tmp_path / "bin"), "CUDA_HOME": str(tmp_path)}
     assert statuses(results(fill(release), environment=environment)) == ALL_OK  # without a GPU nothing is compiled
     found = results(fill(release, {"torch/__init__.py": GOOD["torch/__init__.py"] + A_GPU}), environment=environment)
@@ -213,6 +215,41 @@ def test_nothing_to_compile_the_engines_kernels_with(release: Path, tmp_path: Pa
     summary = found["kernel"].summary
     assert [what for what in TOOLS if f"no {what}" in summary] == ([missing] if missing else [])
     assert found["kernel"].status == ("warning" if " no " in summary else "ok")
+
+
+@pytest.mark.parametrize(
+    ("environment", "tools", "missing"),
+    [
+        ({}, ["bin/nvcc", "bin/gcc", "lib64/libcudart.so"], []),
+        ({}, ["cuda/bin/nvcc", "bin/gcc", "cuda/lib64/libcudart.so"], []),
+        ({"CUDA_HOME": ""}, ["cuda/bin/nvcc", "bin/gcc", "cuda/lib64/libcudart.so"], []),
+        ({"CUDA_PATH": "{}/cuda"}, ["bin/nvcc", "cuda/bin/nvcc", "bin/gcc", "cuda/lib64/libcudart.so"], []),
+        ({"CUDA_HOME": "{}/other"}, ["bin/nvcc", "cuda/bin/nvcc", "bin/gcc", "lib64/libcudart.so"], ["nvcc"]),
+        ({}, ["bin/nvcc", "cuda/bin/nvcc", "bin/gcc", "cuda/lib64/libcudart.so"], ["libcudart.so"]),
+        ({"LIBRARY_PATH": "{}/a:{}/b"}, ["bin/nvcc", "bin/gcc", "b/libcudart.so"], []),
+        ({}, ["bin/nvcc", "bin/clang", "lib64/libcudart.so"], ["gcc"]),
+        ({"NVCC_CCBIN": "clang"}, ["bin/nvcc", "bin/clang", "lib64/libcudart.so"], []),
+        ({"CC": "{}/cc"}, ["bin/nvcc", "bin/gcc", "lib64/libcudart.so"], ["C compiler"]),
+        ({"CC": ""}, ["bin/nvcc", "bin/gcc", "lib64/libcudart.so"], ["C compiler"]),
+        ({"CXX": "{}/bin/c++ -m64"}, ["bin/nvcc", "bin/gcc", "lib64/libcudart.so"], []),
+        ({"CXX": ""}, ["bin/nvcc", "bin/gcc", "lib64/libcudart.so"], ["C++ compiler"]),
+    ],
+)
+def test_compilers_are_looked_for_where_the_engine_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], tools: list[str], missing: list[str]
+) -> None:
+    for name in ("CUDA_HOME", "CUDA_PATH", "LIBRARY_PATH", "CC", "CXX", "NVCC_CCBIN"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"PATH": "{}/bin", **environment}.items():
+        monkeypatch.setenv(name, value.replace("{}", str(tmp_path)))
+    monkeypatch.setattr(probe, "USUAL_CUDA", str(tmp_path / "cuda"))
+    monkeypatch.setattr(probe, "LIBRARY_FOLDERS", ())
+    monkeypatch.setattr(probe.sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
+    for tool in ("bin/c++", "bin/ninja", "Python.h", *tools):
+        path = tmp_path / tool
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(0o755)
+    assert probe.compilers_missing() == missing
 
 
 def test_pythons_header_is_among_what_is_compiled_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
