@@ -7,9 +7,11 @@ import os
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from ddtree_deploy.agent.protocol import Progress, silent
-from ddtree_deploy.codec import from_dict
+from ddtree_deploy.cli.facts_view import render_facts
+from ddtree_deploy.codec import from_dict, to_dict
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.facts import compilers, disk, system, toolkits
 from ddtree_deploy.facts.model import Compilers, HostFacts, Toolkit, Venv
@@ -139,6 +141,26 @@ def test_what_cannot_be_run_is_no_compiler(tmp_path: Path, monkeypatch: pytest.M
         else:
             path.with_name(f"x86_64-linux-gnu-{path.name}-12").touch(0o755)
     assert compilers.find_compilers(None) == Compilers()
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (None, None),  # facts of an older version
+        (Compilers(), "C not found, C++ not found, nvcc not found, libcudart.so not asked, Python.h not asked"),
+        (
+            Compilers("/usr/bin/gcc", "/usr/bin/c++", "/usr/local/bin/nvcc", False, True),
+            "C /usr/bin/gcc, C++ /usr/bin/c++, nvcc /usr/local/bin/nvcc, libcudart.so not found, Python.h there",
+        ),
+    ],
+)
+def test_compilers_as_people_read_them(found: Compilers | None, said: str | None) -> None:
+    console = Console(width=200)
+    facts = from_dict(HostFacts, {**collect({"root": "/none"}, silent), "compilers": to_dict(found) if found else None})
+    with console.capture() as printed:
+        render_facts(console, "gpu1", facts)
+    lines = [line for line in printed.get().splitlines() if "compilers: " in line]
+    assert [line.partition("compilers: ")[2] for line in lines] == ([said] if said else [])
 
 
 def test_the_system() -> None:
