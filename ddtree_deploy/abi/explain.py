@@ -237,7 +237,8 @@ EXPLANATIONS: Dict[str, Explanation] = {
     "toolkit-too-old": Explanation(
         "nvcc is too old for this GPU",
         "Packages that compile kernels at run time use the first nvcc they find. Harmless where the kernels are "
-        "prebuilt; the notice alone is no failure.",
+        "prebuilt; the notice alone is no failure. SGLang 0.5.11 compiles some when it first starts, and ends where "
+        "nvcc does not know the GPU.",
         "FlashInfer: SM 12.x requires CUDA >= 12.9",
     ),
 }

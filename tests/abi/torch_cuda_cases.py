@@ -250,6 +250,18 @@ def nvcc_too_old_for_the_gpu(venv: Venv) -> None:
     _toolkit(venv, "12.8")
 
 
+def _own_kernels(venv: Venv, nvcc: str) -> None:
+    venv.torch("2.11.0", cuda="13.0")
+    gpu_host(venv, toolkits=[nvcc])
+    venv.install("sglang", "0.5.11", [venv.write("sglang/__init__.py")])
+
+
+@case("toolkit-too-old", severity="warning", when="first-kernel", clean=lambda venv: _own_kernels(venv, "12.9"))
+def nvcc_too_old_for_kernels_that_sglang_compiles(venv: Venv) -> None:
+    """Also where the runtime is new enough for all that is prebuilt."""
+    _own_kernels(venv, "12.4")
+
+
 def _driver_user(venv: Venv, libcuda: bool) -> None:
     venv.torch()
     gpu_host(venv)

@@ -224,12 +224,16 @@ def _toolkit(context: Context) -> List[Finding]:
         return []
     nvcc = host.toolkits[0]
     newest = max(host.capabilities)
-    since = "12.9" if newest[0] == 12 else _NVCC_SINCE.get(newest)  # flashinfer asks for 12.9 on every SM 12.x
+    able = _NVCC_SINCE.get(newest)
+    sglang = next((dist for dist in users if dist.name == "sglang"), None)
+    since = "12.9" if newest[0] == 12 else able  # flashinfer asks for 12.9 on every SM 12.x
     if since is None or version_key(nvcc) >= version_key(since):
         return []
     covered = tag_major(environment.abi_tag) is not None and version_key(environment.torch_cuda or "0") >= version_key(
         since
     )
+    if sglang and able and version_key(nvcc) < version_key(able):  # it compiles kernels whatever is prebuilt
+        users, since, covered = [sglang], able, False
     gpu = f"{newest[0]}.{newest[1]}"
     return [
         Finding(
