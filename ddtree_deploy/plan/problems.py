@@ -157,7 +157,7 @@ def _compilers(facts: HostFacts, environment: Mapping[str, str]) -> list[Problem
     """
     given = {name for name, value in environment.items() if value}  # an empty CUDA_HOME is none
     found = None if "PATH" in given else facts.compilers  # which is about the system's PATH
-    problems = [] if {"CUDA_HOME", "CUDA_PATH", "PATH"} & given else _toolkit(facts)
+    problems = [] if {"CUDA_HOME", "CUDA_PATH", "PATH"} & given else _toolkit(facts, "LIBRARY_PATH" in given)
     host, first = facts.hostname, "when a service first starts, "
     if found is not None:
         gcc = PurePosixPath(found.c or "").name == "gcc"
@@ -183,12 +183,12 @@ def _compilers(facts: HostFacts, environment: Mapping[str, str]) -> list[Problem
     return problems
 
 
-def _toolkit(facts: HostFacts) -> list[Problem]:
+def _toolkit(facts: HostFacts, links_elsewhere: bool) -> list[Problem]:
     found, host = facts.compilers, facts.hostname
     known = ", ".join(toolkit.path for toolkit in facts.toolkits)
     what = "when a service first starts, the engine compiles kernels with nvcc, or ends"
     if found is not None and found.nvcc is not None:
-        if found.cuda_runtime is not False:
+        if found.cuda_runtime is not False or links_elsewhere:
             return []
         folder = PurePosixPath(found.nvcc).parent.parent / "lib64"
         message = f"{host} has {found.nvcc}, and no libcudart.so in {folder}, to which kernels are linked: {what}"
