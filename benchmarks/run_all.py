@@ -129,7 +129,7 @@ STAGES: dict[str, Stage] = {
     ),
     "verify": Stage(
         "how long `verify --gpu` takes, and its GPU memory",
-        2.5,
+        1.6,
         "verify_gpu.py",
         [],
         ["--size", "small"],
