@@ -53,6 +53,8 @@ LIMITED = ["--max-total-tokens", "20000", "--mem-fraction-static", "0.8", "--cud
 FILES = (
     "__init__.py",
     "children.py",
+    "serve/__init__.py",
+    "serve/logs.py",
     "verify/__init__.py",
     "verify/probe.py",
     "verify/gpu/__init__.py",

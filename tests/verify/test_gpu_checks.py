@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from toy_engine import ToyEngine, ToyReference
 from ddtree_deploy.verify import probe
 from ddtree_deploy.verify.gpu import kernels
 from ddtree_deploy.verify.gpu.checks import SIZES, Session, guarded
+from ddtree_deploy.verify.gpu.server import EngineFailed, Server
 from ddtree_deploy.verify.gpu.statistics import chi_square
 from ddtree_deploy.verify.gpu.storm import random_requests
 
@@ -135,3 +137,18 @@ def test_random_requests_are_the_same_every_time_and_mixed() -> None:
 def test_kernels_are_not_imported_without_torch() -> None:
     """The agent's Python has no torch: the module can be imported there all the same."""
     assert callable(kernels.run)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [("RuntimeError: ninja exited with status 127\n/bin/sh: 1: nvcc: not found", ": 1: nvcc: not found"), ("", "")],
+)
+def test_an_engine_that_does_not_come_up_says_why(tmp_path: Path, said: str, why: str) -> None:
+    program = f"import sys; print({said!r}); sys.exit(3)"
+    server = Server([sys.executable, "-c", program], 1, tmp_path / "engine.log")
+    with pytest.raises(EngineFailed) as caught:
+        server.wait(limit_s=60)
+    server.stop()
+    assert str(caught.value).startswith("the engine ended with status 3 while it started")
+    assert str(caught.value).endswith(why or "started")
+    assert caught.value.detail.strip() == said

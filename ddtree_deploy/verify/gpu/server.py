@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ddtree_deploy.children import die_with_parent
+from ddtree_deploy.serve.logs import find_cause
 
 _TROUBLE = ("leak", "Traceback (most recent call last)", "CUDA error", "illegal memory access")
 
@@ -168,8 +169,10 @@ class Server(Client):
         body = {"input_ids": [5], "sampling_params": {"max_new_tokens": 2}}
         while time.monotonic() < deadline:
             if not self.alive():
-                how = f"ended with status {self.process.returncode}"
-                raise EngineFailed(f"the engine {how} while it started", self.tail())
+                log = self.tail(100_000)
+                why = find_cause(log.splitlines())
+                how = f"ended with status {self.process.returncode} while it started" + (f": {why}" if why else "")
+                raise EngineFailed(f"the engine {how}", log[-4000:])
             with contextlib.suppress(OSError):
                 if self.try_asking("/generate", body, 120.0)[0] == 200:
                     return time.monotonic() - self.began
