@@ -19,7 +19,7 @@ from ddtree_deploy.patching.model import FileState, PatchOutcome, PatchSet
 from ddtree_deploy.patching.series import load_patch_set, patch_sets
 from ddtree_deploy.patching.transaction import exclusive
 from ddtree_deploy.patching.wheel import Wheel
-from ddtree_deploy.versions import equal_versions
+from ddtree_deploy.versions import same_version
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _target(path: Path, name: Optional[str]) -> tuple[Path, PatchSet]:
     installed = find_installation(site, shipped[0].distribution)
     for patch_set in shipped:
         same_engine = canonicalize_name(patch_set.distribution) == canonicalize_name(installed.distribution)
-        if same_engine and equal_versions(patch_set.version, installed.version):
+        if same_engine and same_version(installed.version, patch_set.version):
             return site, patch_set
     known = ", ".join(patch_set.name for patch_set in shipped)
     raise InputError(
@@ -103,7 +103,7 @@ def _released(patch_set: PatchSet, wheel: Optional[Path]) -> Iterator[Optional[R
         return
     with Wheel(wheel) as opened:
         same_engine = opened.distribution == canonicalize_name(patch_set.distribution)
-        if not same_engine or not equal_versions(opened.version, patch_set.version):
+        if not same_engine or not same_version(opened.version, patch_set.version):
             raise InputError(
                 "wheel-version",
                 f"the wheel is {opened.distribution} {opened.version}, "

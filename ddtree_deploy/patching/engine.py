@@ -19,7 +19,7 @@ from ddtree_deploy.patching.model import FilePatch, FileState, NewFile, PatchOut
 from ddtree_deploy.patching.record import Record
 from ddtree_deploy.patching.transaction import drop_bytecode, replace_files
 from ddtree_deploy.release.files import record_hash
-from ddtree_deploy.versions import equal_versions
+from ddtree_deploy.versions import same_version
 
 STATE_FILE = "ddtree-patches.json"  # in the engine's dist-info: what is applied, and RECORD's lines from before
 
@@ -105,7 +105,7 @@ def _installation(patch_set: PatchSet, site_packages: Path) -> Installation:
             where=str(site_packages),
             hint="a patch set fits the released wheel only; install the engine from its wheel",
         )
-    if not equal_versions(installation.version, patch_set.version):
+    if not same_version(installation.version, patch_set.version):
         raise InputError(
             "engine-version",
             f"patch set {patch_set.name} is for {patch_set.distribution} {patch_set.version}, "

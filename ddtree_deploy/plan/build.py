@@ -15,7 +15,7 @@ from ddtree_deploy.plan.draft import PlanDraft
 from ddtree_deploy.plan.files import diff_files, engine_problems
 from ddtree_deploy.plan.inputs import PlanInputs
 from ddtree_deploy.plan.model import Action, FileChange, PackageChange, Plan, Problem
-from ddtree_deploy.plan.packages import PackageDiff, diff_packages, same_version
+from ddtree_deploy.plan.packages import PackageDiff, diff_packages
 from ddtree_deploy.plan.problems import error, host_problems, usable_base
 from ddtree_deploy.plan.release_id import inputs_digest, release_id
 from ddtree_deploy.plan.sizes import installed_bytes
@@ -24,6 +24,7 @@ from ddtree_deploy.plan.sources import source_problems, split
 from ddtree_deploy.plan.space import needed, space_problems
 from ddtree_deploy.profiles.lock import packages_for
 from ddtree_deploy.profiles.model import LockedPackage
+from ddtree_deploy.versions import same_version
 
 StepPlanner = Callable[[PlanInputs, PlanDraft], "list[Action]"]
 

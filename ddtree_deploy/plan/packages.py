@@ -6,13 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from packaging.version import InvalidVersion, Version
-
 from ddtree_deploy.facts.model import Package, Venv
 from ddtree_deploy.plan import bound
 from ddtree_deploy.plan.model import PackageChange, Problem
 from ddtree_deploy.profiles.model import LockedPackage, Profile
-from ddtree_deploy.versions import equal_versions
+from ddtree_deploy.versions import same_version
 
 # Packages of other frameworks that load NVIDIA's wheels of one CUDA major: jax-cuda12-plugin, cupy-cuda12x.
 _OTHER_CUDA_USER = re.compile(r"-cuda(\d{2})(x|-|$)")
@@ -51,21 +49,6 @@ def same_tag(left: str | None, right: str | None) -> bool:
         return True
     short, long = sorted((left, right), key=len)
     return short == long or (re.fullmatch(r"cu\d{2}", short) is not None and long.startswith(short))
-
-
-def same_version(installed: str, wanted: str) -> bool:
-    """Equal versions. Where one has no local part, the other's may be a CUDA build's (``+cu130``), which an index may
-    leave out and ABI tags tell; any other (``+git1a2b3c``) is somebody's own build."""
-    try:
-        left, right = Version(installed), Version(wanted)
-    except InvalidVersion:
-        return installed == wanted
-    if left == right:
-        return True
-    local = left.local or right.local
-    if (left.local and right.local) or not (local == "cpu" or bound.cuda_major(local)):
-        return False
-    return equal_versions(left.public, right.public)
 
 
 class _Differ:

@@ -15,7 +15,7 @@ from ddtree_deploy.patching.model import PatchSet
 from ddtree_deploy.plan.inputs import PlanInputs, PlanSettings, parse_budget
 from ddtree_deploy.plan.model import Problem
 from ddtree_deploy.profiles.model import Profile
-from ddtree_deploy.versions import equal_versions
+from ddtree_deploy.versions import same_version
 
 
 def error(id: str, message: str, hint: str | None = None) -> Problem:
@@ -229,9 +229,9 @@ def _patch_set(inputs: PlanInputs) -> list[Problem]:
 
 
 def patch_set_fits(patch_set: PatchSet, profile: Profile) -> bool:
-    """Whether the patch set is for the profile's engine, in its version."""
+    """Whether the patch set is for the profile's engine, in its version: the same that ``patching.engine`` accepts."""
     same_engine = canonicalize_name(patch_set.distribution) == canonicalize_name(profile.engine)
-    return same_engine and equal_versions(patch_set.version, profile.engine_version)
+    return same_engine and same_version(profile.engine_version, patch_set.version)
 
 
 def _older(found: str, wanted: str) -> bool:

@@ -13,10 +13,11 @@ from packaging.version import InvalidVersion, Version
 from ddtree_deploy.facts.model import HostFacts, Package, Venv
 from ddtree_deploy.plan.inputs import PlanInputs, WheelInfo
 from ddtree_deploy.plan.model import PackageChange, Problem
-from ddtree_deploy.plan.packages import installed_tag, same_tag, same_version
+from ddtree_deploy.plan.packages import installed_tag, same_tag
 from ddtree_deploy.plan.problems import error, usable_base
 from ddtree_deploy.profiles.model import LockedPackage, Source
 from ddtree_deploy.units import some
+from ddtree_deploy.versions import same_version
 
 
 def source_problems(

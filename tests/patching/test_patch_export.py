@@ -165,6 +165,20 @@ def test_another_spelling_of_the_version_is_the_same_version(patch_folder, wheel
     assert reverse_path(site, name).summary == "pristine"
 
 
+def test_the_build_that_a_local_version_names_is_told_by_hashes(patch_folder, wheel, tmp_path):
+    """As in a plan, which keeps such an engine and takes it from donors."""
+    site = install(tmp_path / "site", RELEASED, version="0.5.11+cu130")
+    assert apply_path(site, str(patch_folder), wheel).summary == "applied"
+    assert reverse_path(site, str(patch_folder), wheel).summary == "pristine"
+    (site / "sglang/crlf.py").write_bytes(b"another build\n")
+    assert check_path(site, str(patch_folder)).summary == "refused"
+
+    own = install(tmp_path / "own", RELEASED, version="0.5.11+local")
+    with pytest.raises(InputError) as refused:
+        check_path(own, str(patch_folder))
+    assert refused.value.id == "engine-version"
+
+
 def test_the_shipped_set_is_found_by_another_spelling_of_the_version(tmp_path):
     site = install(tmp_path / "site", RELEASED, version="0.5.11.0")
     assert check_path(site).patch_set == "sglang-0.5.11"

@@ -8,9 +8,8 @@ import pytest
 from packaging.markers import Marker
 
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.plan.packages import same_version
 from ddtree_deploy.release.donor import same_public
-from ddtree_deploy.versions import equal_versions, marker_environment, version_key
+from ddtree_deploy.versions import equal_versions, marker_environment, same_version, version_key
 
 
 def test_versions_are_ordered_by_their_numbers() -> None:
@@ -55,3 +54,11 @@ def test_what_an_index_leaves_out_does_not_count(same: Callable[[str, str], bool
     assert same("2.11.0", "2.11") and same("2.11.0+cu130", "2.11") and same("2.11", "2.11.0+cu130")
     assert same("2.11.0+cu130", "2.11+cu130") and not same("2.11.0+cu130", "2.11+cu128")
     assert not same("2.11.1+cu130", "2.11")
+
+
+@pytest.mark.parametrize(
+    ("installed", "same"),
+    [("0.5.11+cu130", True), ("0.5.11+cpu", True), ("0.5.11+local", False), ("0.5.11+cu130.git1a2b3c", False)],
+)
+def test_a_local_part_is_a_cuda_build_s_or_somebody_s_own(installed: str, same: bool) -> None:
+    assert same_version(installed, "0.5.11") is same_version("0.5.11", installed) is same
