@@ -6,6 +6,7 @@ verify every result in memory before the first file changes, and put back what t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from pathlib import Path
@@ -19,6 +20,7 @@ from ddtree_deploy.patching.model import FilePatch, FileState, NewFile, PatchOut
 from ddtree_deploy.patching.record import Record
 from ddtree_deploy.patching.transaction import drop_bytecode, replace_files
 from ddtree_deploy.release.files import record_hash
+from ddtree_deploy.release.record import is_whole
 from ddtree_deploy.versions import same_version
 
 STATE_FILE = "ddtree-patches.json"  # in the engine's dist-info: what is applied, and RECORD's lines from before
@@ -228,15 +230,16 @@ def _computed(patch: FilePatch, content: bytes, backwards: bool, wanted: str) ->
 
 
 def _record_of(installation: Installation) -> Record:
-    try:
+    content = None
+    with contextlib.suppress(FileNotFoundError):
         content = installation.record.read_bytes()
-    except FileNotFoundError:
+    if content is None or not is_whole(content, installation.dist_info.name):
         raise InputError(
             "no-record",
-            f"{installation.distribution} has no RECORD",
+            f"{installation.distribution} has no " + ("RECORD" if content is None else "whole RECORD: it was cut off"),
             where=str(installation.dist_info),
             hint="install the engine from its wheel with pip or uv",
-        ) from None
+        )
     return Record(content, f"{installation.dist_info.name}/RECORD")
 
 

@@ -120,8 +120,9 @@ def _changes(inputs: PlanInputs, base: Venv) -> _Changes:
     problems = list(diff.problems)
     kept = facts.engine if profile.engine in diff.keep else None
     patch_set = inputs.patch_set if patches else None
-    problems += _engine_version(inputs, base, diff)
-    if kept is not None and not any(problem.id == "engine-version" for problem in problems):
+    engine = _engine_version(inputs, base, diff) or _engine_to_patch(inputs, base, diff)
+    problems += engine
+    if kept is not None and not engine:
         problems += engine_problems(kept, patch_set)
     shims = profile if overlays else replace(profile, extra_files=[])
     return _Changes(locked, diff, diff_files(shims, patch_set, kept, _site_packages(facts)), problems)
@@ -145,7 +146,7 @@ def _engine_version(inputs: PlanInputs, base: Venv, diff: PackageDiff) -> list[P
     profile = inputs.profile
     if any(change.name == profile.engine for change in diff.from_source):
         return []
-    found = next((package for package in base.packages if package.name == profile.engine), None)
+    found = {package.name: package for package in base.packages}.get(profile.engine)  # of two the last: as the diff
     if found is not None and same_version(found.version, profile.engine_version) and not found.editable:
         return []
     if found is None and profile.name == DONOR_PROFILE and not (_has(inputs, "patch") or _has(inputs, "smoke")):
@@ -159,6 +160,23 @@ def _engine_version(inputs: PlanInputs, base: Venv, diff: PackageDiff) -> list[P
     message = f"the base venv {what}; profile {profile.name} is for {profile.engine} {profile.engine_version}"
     hint = "Use a profile that locks the engine together with a playbook that has the overlay step."
     return [error("engine-version", message, hint)]
+
+
+def _engine_to_patch(inputs: PlanInputs, base: Venv, diff: PackageDiff) -> list[Problem]:
+    """What the step ``patch`` would refuse of a kept engine, beside its files (see ``files.engine_problems``)."""
+    engine, patch_set = inputs.profile.engine, inputs.patch_set
+    if patch_set is None or engine not in diff.keep or not _has(inputs, "patch"):
+        return []
+    found = [package for package in base.packages if package.name == engine]
+    hint = f"Install it in the base venv anew: uv pip install --reinstall --no-deps {engine}=={patch_set.version}."
+    if len(found) > 1:
+        versions = " and ".join(package.version for package in found)
+        message = f"{engine} is recorded more than once in the base venv, as {versions}: an upgrade was interrupted"
+        return [error("engine-twice", message, f"Uninstall it there until none is left. {hint}")]
+    if not found[0].record:
+        message = f"{engine} in the base venv has no whole RECORD, so the patched files cannot be recorded"
+        return [error("engine-without-record", message, hint)]
+    return []
 
 
 def _draft(inputs: PlanInputs, plan: Plan, changes: _Changes, problems: list[Problem]) -> PlanDraft:

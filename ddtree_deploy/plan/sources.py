@@ -185,11 +185,11 @@ def _donor_problems(inputs: PlanInputs, needed: Sequence[LockedPackage]) -> list
             f"the donor {place} is a {donor.machine} machine, {inputs.facts.hostname} a {inputs.facts.machine} one"
         )
         return [error("donor-machine", message, "Binaries of one do not run on the other: use another donor.")]
-    return [*_donor_packages(inputs, place, needed), *_donor_engine(inputs, donor, place, needed)]
-
-
-def _donor_packages(inputs: PlanInputs, place: str, needed: Sequence[LockedPackage]) -> list[Problem]:
     shared = split(inputs, needed)
+    return [*_donor_packages(inputs, place, shared), *_donor_engine(inputs, donor, place, shared)]
+
+
+def _donor_packages(inputs: PlanInputs, place: str, shared: Split) -> list[Problem]:
     problems = []
     if shared.lacking:
         hint = "Install it there from the profile's lock, or take what is missing from elsewhere: --source index."
@@ -203,17 +203,25 @@ def _donor_packages(inputs: PlanInputs, place: str, needed: Sequence[LockedPacka
     return problems
 
 
-def _donor_engine(inputs: PlanInputs, donor: HostFacts, place: str, needed: Sequence[LockedPackage]) -> list[Problem]:
+def _donor_engine(inputs: PlanInputs, donor: HostFacts, place: str, shared: Split) -> list[Problem]:
     engine, patch_set = donor.engine, inputs.patch_set
-    taken = any(package.name == inputs.profile.engine for package in needed)
+    taken = any(package.name == inputs.profile.engine for package in shared.donor)
     if engine is None or patch_set is None or engine.distribution != inputs.profile.engine or not taken:
         return []
-    expected = {patch.path: {patch.sha256_before, patch.sha256_after} for patch in patch_set.patches}
+    expected: dict[str, set[str | None]] = {
+        patch.path: {patch.sha256_before, patch.sha256_after} for patch in patch_set.patches
+    }
+    # A new file that the donor's RECORD does not name stays there.
+    expected |= {new.path: {None, new.sha256} for new in patch_set.new_files if new.path not in engine.added_files}
     edited = [path for path, found in engine.sha256.items() if path in expected and found not in expected[path]]
-    if not edited:
-        return []
-    message = f"the donor {place} has engine files edited by hand: {some(sorted(edited))}"
-    return [error("donor-engine-edited", message, f"Reinstall {engine.distribution} {engine.version} there.")]
+    hint = f"Reinstall {engine.distribution} {engine.version} there."
+    if edited:
+        message = f"the donor {place} has engine files edited by hand: {some(sorted(edited))}"
+        return [error("donor-engine-edited", message, hint)]
+    if engine.missing_files:
+        message = f"the donor {place} lacks engine files that its RECORD names: {some(engine.missing_files)}"
+        return [error("donor-engine-incomplete", message, hint)]
+    return []
 
 
 def _minor(venv: Venv) -> str:

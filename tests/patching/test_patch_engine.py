@@ -268,15 +268,18 @@ def test_versions_and_installations(patch_set, tmp_path):
         "no-engine": tmp_path / "c",
         "engine-editable": install(tmp_path / "d", RELEASED),
         "no-record": install(tmp_path / "e", RELEASED),
+        "no-record ": install(tmp_path / "f", RELEASED),
     }
     cases["no-engine"].mkdir()
     origin = {"url": "file:///src/sglang/python", "dir_info": {"editable": True}}
     (cases["engine-editable"] / INFO / "direct_url.json").write_text(json.dumps(origin))
     (cases["no-record"] / INFO / "RECORD").unlink()
+    cut_off = cases["no-record "] / INFO / "RECORD"
+    cut_off.write_bytes(cut_off.read_bytes()[:200])
     for id, site in cases.items():
         with pytest.raises(InputError) as refused:
             engine.check(patch_set, site)
-        assert refused.value.id == id
+        assert refused.value.id == id.strip()
         assert refused.value.hint
 
 
