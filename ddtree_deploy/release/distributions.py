@@ -38,7 +38,8 @@ class Distribution:
 
 
 def find_site(venv: str, id: str = "not-a-venv") -> str:
-    """site-packages relative to ``venv``; raises InputError with ``id``."""
+    """site-packages relative to ``venv``: of several, such as an upgrade of Python leaves, that of the Python which
+    pyvenv.cfg names. Raises InputError with ``id``."""
     lib = os.path.join(venv, "lib")
     names = sorted(os.listdir(lib)) if os.path.isdir(lib) else []
     found = [
@@ -46,6 +47,8 @@ def find_site(venv: str, id: str = "not-a-venv") -> str:
         for name in names
         if re.match(r"(python|pypy)\d", name) and os.path.isdir(os.path.join(lib, name, "site-packages"))
     ]
+    if len(found) > 1:
+        found = [site for site in found if site.split("/")[1] == f"python{configured_python(venv)}"] or found
     if len(found) == 1:
         return found[0]
     raise InputError(
@@ -54,6 +57,16 @@ def find_site(venv: str, id: str = "not-a-venv") -> str:
         where=venv,
         hint="give the folder that holds pyvenv.cfg and bin/python",
     )
+
+
+def configured_python(venv: str) -> Optional[str]:
+    """``3.11`` of a venv's pyvenv.cfg (``version`` of venv, ``version_info`` of uv and virtualenv), or None."""
+    try:
+        with open(os.path.join(venv, "pyvenv.cfg"), encoding="utf-8", errors="replace") as stream:
+            match = re.search(r"^version(?:_info)?\s*=\s*(\d+\.\d+)", stream.read(), re.M)
+    except OSError:
+        return None
+    return match.group(1) if match else None
 
 
 def find_distributions(venv: str, site: str) -> Dict[str, List[Distribution]]:

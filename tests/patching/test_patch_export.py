@@ -133,6 +133,18 @@ def test_commands_take_a_venv_or_site_packages(patch_folder, wheel, tmp_path):
 NEW_FILE = next(iter(NEW))
 
 
+def test_of_two_site_packages_folders_that_of_the_venv_s_python_is_taken(patch_folder, tmp_path):
+    name = str(patch_folder)
+    site = tmp_path / "venv/lib/python3.11/site-packages"
+    install(site, RELEASED)
+    (tmp_path / "venv/lib/python3.10/site-packages").mkdir(parents=True)
+    with pytest.raises(InputError) as refused:
+        check_path(tmp_path / "venv", name)
+    assert refused.value.id == "no-venv"
+    (tmp_path / "venv/pyvenv.cfg").write_text("home = /usr/bin\nversion_info = 3.11.2.final.0\n")
+    assert check_path(tmp_path / "venv", name).site_packages == str(site)
+
+
 def test_commands_name_what_exists(tmp_path):
     site = install(tmp_path / "site", RELEASED, version="0.4.0")
     with pytest.raises(InputError) as refused:

@@ -32,6 +32,13 @@ def test_command_gets_the_release_and_the_environment_of_a_service(root: Path, b
     assert log.split() == [str(release), "yes", f"{release}/lib/shim", "None"]
 
 
+def test_command_in_a_venv_that_an_upgrade_of_python_went_through(root: Path, base: Path) -> None:
+    """The packages of the Python before are still there; a plan goes by the Python that the venv has."""
+    (base / "lib" / "python3.2" / "site-packages").mkdir(parents=True)
+    result = run(root, base, command(["/bin/true"]))
+    assert result["actions"][1]["result"]["status"] == 0
+
+
 def test_command_is_no_shell(root: Path, base: Path, tmp_path: Path) -> None:
     run(root, base, command(["/bin/echo", f"; touch {tmp_path}/gotcha", "$(id)"]))
     assert not (tmp_path / "gotcha").exists()
