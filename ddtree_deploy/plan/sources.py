@@ -30,7 +30,7 @@ def source_problems(
         return []
     if inputs.source.kind == "donor":
         return _donor_problems(inputs, needed)
-    return _shop_problems(inputs, inputs.source, needed)
+    return [*_shop_problems(inputs, inputs.source, needed), *_uv_problems(inputs)]
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,16 @@ def _shop_problems(inputs: PlanInputs, source: Source, needed: Sequence[LockedPa
     if source.kind == "wheelhouse":
         return _wheelhouse_problems(inputs, source, needed)
     return _index_problems(inputs, source)
+
+
+def _uv_problems(inputs: PlanInputs) -> list[Problem]:
+    """A warning, for packages that an earlier run has fetched are taken without it."""
+    facts, uv = inputs.facts, inputs.uv
+    if facts.uv or (uv is not None and uv.machine == facts.machine):
+        return []
+    message = f"{facts.hostname} has no uv, and there is none here for its machine ({facts.machine}) that could be sent"
+    hint = "Install it on the host (https://docs.astral.sh/uv/), or take the packages from a donor."
+    return [Problem("warning", "uv-missing", message, hint)]
 
 
 def _index_problems(inputs: PlanInputs, source: Source) -> list[Problem]:
@@ -199,7 +209,7 @@ def _donor_packages(inputs: PlanInputs, place: str, shared: Split) -> list[Probl
         hint = "Install them there as ordinary packages, or take them from elsewhere: --source index."
         problems.append(error("donor-editable", message, hint))
     if shared.rest and inputs.source.rest is not None:
-        problems += _shop_problems(inputs, inputs.source.rest, shared.rest)
+        problems += [*_shop_problems(inputs, inputs.source.rest, shared.rest), *_uv_problems(inputs)]
     return problems
 
 

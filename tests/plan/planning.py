@@ -10,7 +10,7 @@ from typing import Any
 from ddtree_deploy.codec import from_dict
 from ddtree_deploy.facts.model import HostFacts
 from ddtree_deploy.patching.model import PatchSet
-from ddtree_deploy.plan.inputs import PlanInputs, PlanSettings, Playbook, WheelInfo
+from ddtree_deploy.plan.inputs import PlanInputs, PlanSettings, Playbook, Tool, WheelInfo
 from ddtree_deploy.plan.model import Plan
 from ddtree_deploy.profiles.model import Profile, Source
 
@@ -45,6 +45,7 @@ def inputs_of(patch: dict[str, Any] | None = None) -> PlanInputs:
         playbook=from_dict(Playbook, data["playbook"]),
         source=from_dict(Source, data["source"]),
         wheels=[from_dict(WheelInfo, wheel) for wheel in data.get("wheels", [])],
+        uv=from_dict(Tool, data["uv"]) if "uv" in data else None,
         donor=from_dict(HostFacts, merged(data["facts"], donor)) if donor is not None else None,
     )
 
