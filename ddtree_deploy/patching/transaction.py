@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Dict, Iterator, List, Optional
 
 from ddtree_deploy.errors import LockedError
-from ddtree_deploy.release.files import sync_folder
+from ddtree_deploy.release.files import attributes_of, set_attributes, sync_folder
 
 NEW_SUFFIX = ".ddtree-new"
 OLD_SUFFIX = ".ddtree-old"
 _DEFAULT_MODE = 0o644
+_ACL = "system.posix_acl_access"
 
 
 @contextlib.contextmanager
@@ -48,7 +49,8 @@ def exclusive(folder: Path) -> Iterator[None]:
 def replace_files(changes: Dict[Path, Optional[bytes]]) -> None:
     """Give every path its new content; None deletes it. Raises OSError with everything as it was before.
 
-    A new file gets mode 0644, a replaced one keeps its mode. Missing parent folders are made; folders that are empty
+    A new file gets mode 0644; a replaced one keeps its mode and, where we may, its owner and extended attributes
+    (ACLs). Missing parent folders are made; folders that are empty
     after a deletion are removed. Leftovers of an earlier, killed run are cleared first.
     """
     for path in changes:
@@ -121,7 +123,17 @@ def _write_new(path: Path, content: bytes) -> None:
         return
     with contextlib.suppress(PermissionError):  # not root: the file becomes ours
         os.chown(new, status.st_uid, status.st_gid)
+    _take_attributes(path.resolve(), new)
     new.chmod(stat.S_IMODE(status.st_mode))
+
+
+def _take_attributes(old: Path, new: Path) -> None:
+    """Give ``new``, whose mode is set afterwards, the extended attributes of ``old``, which has other content."""
+    attributes = attributes_of(old, other_content=True)
+    if _ACL not in dict(attributes):  # what a default ACL of the folder gave the new file, the old one did not have
+        with contextlib.suppress(OSError):
+            os.removexattr(new, _ACL)
+    set_attributes(new, attributes)
 
 
 def _keep_old(path: Path) -> bool:
@@ -135,7 +147,12 @@ def _keep_old(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError:
-        shutil.copy2(path, old, follow_symlinks=False)
+        shutil.copy2(path, old, follow_symlinks=False)  # extended attributes too, but no owner
+        status = path.lstat()
+        with contextlib.suppress(PermissionError):
+            os.chown(old, status.st_uid, status.st_gid, follow_symlinks=False)
+            if not stat.S_ISLNK(status.st_mode):
+                old.chmod(stat.S_IMODE(status.st_mode))  # chown may have dropped bits of it
     return True
 
 

@@ -21,6 +21,7 @@ from ddtree_deploy.errors import StepError
 
 AnyPath = Union[str, "os.PathLike[str]"]
 _CHUNK = 1 << 20
+_OF_CONTENT = ("security.capability", "security.ima", "security.evm")  # the kernel would drop, or not believe, them
 # The file system has no such extended attributes, it is not ours to read or to set, or it is gone.
 _NO_ATTRIBUTE = (errno.ENOTSUP, errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENODATA)
 
@@ -53,9 +54,7 @@ def replace_file(
             if before is not None and os.geteuid() == 0:
                 os.fchown(stream.fileno(), before.st_uid, before.st_gid)
             # After the writing and chown, which drop file capabilities; before a mode that may forbid it.
-            for name, value in attributes:
-                with _attributes_as_far_as_possible():
-                    os.setxattr(temporary, name, value, follow_symlinks=False)
+            set_attributes(temporary, attributes)
             os.fchmod(stream.fileno(), mode)
             if sync:
                 os.fsync(stream.fileno())
@@ -73,19 +72,29 @@ def break_link(path: AnyPath, sync: bool = True) -> bool:
     if not stat.S_ISREG(before.st_mode) or before.st_nlink == 1:
         return False
     with open(path, "rb") as stream:
-        replace_file(path, stream.read(), stat.S_IMODE(before.st_mode), sync, _attributes(path))
+        replace_file(path, stream.read(), stat.S_IMODE(before.st_mode), sync, attributes_of(path))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     return True
 
 
-def _attributes(path: AnyPath) -> List[Tuple[str, bytes]]:
-    """The extended attributes of ``path`` that we may read."""
+def attributes_of(path: AnyPath, other_content: bool = False) -> List[Tuple[str, bytes]]:
+    """The extended attributes of ``path`` that we may read, POSIX ACLs among them. ``other_content``: without those
+    that speak of its bytes, because they are for a file that has others."""
     found: List[Tuple[str, bytes]] = []
     with _attributes_as_far_as_possible():
         for name in os.listxattr(path, follow_symlinks=False):
+            if other_content and name in _OF_CONTENT:
+                continue
             with _attributes_as_far_as_possible():
                 found.append((name, os.getxattr(path, name, follow_symlinks=False)))
     return found
+
+
+def set_attributes(path: AnyPath, attributes: Sequence[Tuple[str, bytes]]) -> None:
+    """Give ``path`` the extended ``attributes`` that it may be given."""
+    for name, value in attributes:
+        with _attributes_as_far_as_possible():
+            os.setxattr(path, name, value, follow_symlinks=False)
 
 
 @contextlib.contextmanager

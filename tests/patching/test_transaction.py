@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import stat
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,87 @@ def test_a_file_system_that_does_not_sync_folders(tmp_path: Path, monkeypatch: p
     replace_files({tmp_path / "old.py": b"new", tmp_path / "gone" / "last.py": None})
     assert refused
     assert (tmp_path / "old.py").read_text() == "new" and not (tmp_path / "gone").exists()
+
+
+def acl(reader: int) -> bytes:
+    """A POSIX ACL as the kernel keeps it: rw-r--r--, and user ``reader`` may read."""
+    nobody = 0xFFFFFFFF
+    entries = [(1, 6, nobody), (2, 4, reader), (4, 4, nobody), (16, 4, nobody), (32, 4, nobody)]
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+def set_attribute(path: Path, name: str, value: bytes) -> None:
+    try:
+        os.setxattr(path, name, value)
+    except OSError as error:
+        pytest.skip(f"no {name} here: {error}")
+
+
+def test_a_replaced_file_keeps_its_acl_and_attributes(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text("old")
+    set_attribute(file, "user.note", b"\0kept")
+    set_attribute(file, "system.posix_acl_access", acl(1234))
+    (tmp_path / "link.py").symlink_to(file)
+    replace_files({file: b"new", tmp_path / "link.py": b"new"})
+    for path in (file, tmp_path / "link.py"):
+        assert os.getxattr(path, "user.note") == b"\0kept"
+        assert os.getxattr(path, "system.posix_acl_access") == acl(1234)
+        assert path.stat().st_mode & 0o777 == 0o644 and path.read_text() == "new" and not path.is_symlink()
+
+
+def test_a_replaced_file_gets_no_acl_that_it_did_not_have(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text("old")
+    set_attribute(tmp_path, "system.posix_acl_default", acl(1234))
+    replace_files({file: b"new", tmp_path / "new.py": b"new"})
+    assert "system.posix_acl_access" not in os.listxattr(file)
+    assert os.getxattr(tmp_path / "new.py", "system.posix_acl_access") == acl(1234)
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP])
+@pytest.mark.parametrize("function", ["listxattr", "getxattr", "setxattr"])
+def test_attributes_that_may_not_be_set_do_not_stop_it(
+    function: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*arguments: object, **named: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    given = []
+    monkeypatch.setattr(os, "listxattr", lambda *arguments, **named: ["security.selinux", "security.ima", "trusted.x"])
+    monkeypatch.setattr(os, "getxattr", lambda *arguments, **named: b"value")
+    monkeypatch.setattr(os, "setxattr", lambda path, name, *arguments, **named: given.append(name))
+    monkeypatch.setattr(os, function, refuses)
+    (tmp_path / "module.py").write_text("old")
+    replace_files({tmp_path / "module.py": b"new"})
+    assert (tmp_path / "module.py").read_text() == "new"
+    assert "security.ima" not in given  # it is the old content's
+
+
+def test_a_copy_to_go_back_to_keeps_the_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the file system has no hard links."""
+
+    def no_links(*arguments: object, **named: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    def full(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = tmp_path / "module.py"
+    file.write_text("old")
+    file.chmod(0o4755)
+    try:
+        os.chown(file, 1234, 1234)
+        file.chmod(0o4755)
+    except PermissionError:
+        pytest.skip("only root gives files away")
+    monkeypatch.setattr(os, "link", no_links)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        replace_files({file: b"new"})
+    info = file.stat()
+    assert (file.read_text(), info.st_uid, info.st_gid, info.st_mode & 0o7777) == ("old", 1234, 1234, 0o4755)
 
 
 def test_one_run_at_a_time_changes_a_tree(site: Path, patch_folder: Path) -> None:
