@@ -18,7 +18,7 @@ from ddtree_deploy.patching.explain import explain_edited, render_state
 from ddtree_deploy.patching.installation import Installation, find_installation
 from ddtree_deploy.patching.model import FilePatch, FileState, NewFile, PatchOutcome, PatchSet
 from ddtree_deploy.patching.record import Record
-from ddtree_deploy.patching.transaction import drop_bytecode, replace_files
+from ddtree_deploy.patching.transaction import NotRestored, drop_bytecode, remove_empty, replace_files
 from ddtree_deploy.release.files import record_hash
 from ddtree_deploy.release.record import is_whole
 from ddtree_deploy.versions import same_version
@@ -67,7 +67,8 @@ def apply(patch_set: PatchSet, site_packages: Path, released: Optional[Released]
         if record.hash(path) != record_hash(content):
             saved.setdefault(path, record.line(path))
             record.set_content(path, content)
-    _commit(installation, {path: wanted[path] for path in changed}, record, _state_document(patch_set, saved))
+    contents: Dict[str, Optional[bytes]] = {path: wanted[path] for path in changed}
+    _commit(patch_set, installation, contents, record, _state_document(patch_set, saved))
     return PatchOutcome(changed, unchanged)
 
 
@@ -87,9 +88,10 @@ def reverse(patch_set: PatchSet, site_packages: Path, released: Optional[Release
         if states[new.path].state == "applied":
             changes[new.path] = None
         _restore_line(record, new.path, saved, None)
-    _commit(installation, changes, record, None)
-    everything = [patch.path for patch in patch_set.patches] + [new.path for new in patch_set.new_files]
-    return PatchOutcome(list(changes), [path for path in everything if path not in changes])
+    _commit(patch_set, installation, changes, record, None)
+    for new in patch_set.new_files:  # a folder that a killed run had made, and not filled
+        remove_empty(_target(installation, new.path).parent)
+    return PatchOutcome(list(changes), [path for path in _paths(patch_set) if path not in changes])
 
 
 def applied_patch_set(installation: Installation) -> Optional[Tuple[str, str]]:
@@ -275,29 +277,46 @@ def _state_document(patch_set: PatchSet, saved: Dict[str, Optional[str]]) -> byt
 
 
 def _commit(
-    installation: Installation, files: Dict[str, Optional[bytes]], record: Record, state: Optional[bytes]
+    patch_set: PatchSet,
+    installation: Installation,
+    files: Dict[str, Optional[bytes]],
+    record: Record,
+    state: Optional[bytes],
 ) -> None:
-    """Replace files, state file and RECORD in one transaction; nothing at all where nothing differs."""
+    """Replace files, state file and RECORD in one transaction; nothing at all where nothing differs.
+
+    RECORD's earlier lines outlive a kill: the state file comes before RECORD changes, and goes after it.
+    """
     state_path = installation.dist_info / STATE_FILE
     state_name = f"{installation.dist_info.name}/{STATE_FILE}"
-    changes: Dict[Path, Optional[bytes]] = {_target(installation, path): content for path, content in files.items()}
-    if state is None:
-        record.remove(state_name)
-        if state_path.exists():
-            changes[state_path] = None
-    elif not state_path.exists() or state_path.read_bytes() != state:
-        record.set_content(state_name, state)
-        changes[state_path] = state
-    if installation.record.read_bytes() != record.to_bytes():
-        changes[installation.record] = record.to_bytes()
+    targets = {path: _target(installation, path) for path in _paths(patch_set)}
+    changes: Dict[Path, Optional[bytes]] = {targets[path]: content for path, content in files.items()}
     try:
-        replace_files(changes)
+        if state is None:
+            record.remove(state_name)
+        else:
+            record.set_content(state_name, state)  # a killed run may have written the file, and not yet this
+            if not state_path.exists() or state_path.read_bytes() != state:
+                changes[state_path] = state
+        if installation.record.read_bytes() != record.to_bytes():
+            changes[installation.record] = record.to_bytes()
+        if state is None and state_path.exists():
+            changes[state_path] = None
+        for path in files:  # first: byte code that cannot be removed must not be left beside other source
+            drop_bytecode(targets[path])
+        replace_files(changes, [*targets.values(), state_path, installation.record])
     except OSError as error:
+        outcome, hint = "every file is as it was before", "check permissions and free space"
+        if isinstance(error, NotRestored):
+            outcome = f"and these could not be put back: {', '.join(str(path) for path in error.paths)}"
+            hint += "; then 'patches apply' completes it, and 'patches reverse' undoes it"
         raise StepError(
             "patch-write",
-            f"cannot write: {error.strerror}; every file is as it was before",
+            f"cannot write: {error.strerror}; {outcome}",
             where=str(error.filename or installation.site_packages),
-            hint="check permissions and free space",
+            hint=hint,
         ) from error
-    for path in files:
-        drop_bytecode(_target(installation, path))
+
+
+def _paths(patch_set: PatchSet) -> List[str]:
+    return [patch.path for patch in patch_set.patches] + [new.path for new in patch_set.new_files]

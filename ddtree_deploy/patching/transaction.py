@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional
+from typing import Dict, Iterable, Iterator, List, Optional
 
 from ddtree_deploy.errors import LockedError
 from ddtree_deploy.release.files import attributes_of, set_attributes, sync_folder
@@ -46,14 +46,24 @@ def exclusive(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def replace_files(changes: Dict[Path, Optional[bytes]]) -> None:
-    """Give every path its new content; None deletes it. Raises OSError with everything as it was before.
+class NotRestored(OSError):
+    """A change failed half-way, and ``paths`` could not be put back to what they were."""
+
+    def __init__(self, cause: OSError, paths: List[Path]) -> None:
+        super().__init__(cause.errno, cause.strerror, cause.filename)
+        self.paths = paths
+
+
+def replace_files(changes: Dict[Path, Optional[bytes]], known: Iterable[Path] = ()) -> None:
+    """Give every path its new content; None deletes it. Raises OSError with everything as it was before, or
+    NotRestored.
 
     A new file gets mode 0644; a replaced one keeps its mode and, where we may, its owner and extended attributes
     (ACLs). Missing parent folders are made; folders that are empty
-    after a deletion are removed. Leftovers of an earlier, killed run are cleared first.
+    after a deletion are removed. Leftovers of an earlier, killed run are cleared first, also those of ``known``, files
+    that such a run may have been about to change.
     """
-    for path in changes:
+    for path in {**changes, **dict.fromkeys(known)}:
         _clear_leftovers(path)
     made: List[Path] = []
     kept: Dict[Path, bool] = {}
@@ -71,22 +81,26 @@ def replace_files(changes: Dict[Path, Optional[bytes]]) -> None:
         for folder in sorted({path.parent for path in changes}):
             with contextlib.suppress(FileNotFoundError):  # its last file was deleted
                 sync_folder(folder)
-    except BaseException:
-        _restore(list(changes), kept, made)
+    except BaseException as error:
+        stuck = _restore(changes, kept, made)
+        if stuck and isinstance(error, OSError):
+            raise NotRestored(error, stuck) from error
         raise
     for path in changes:
-        _clear_leftovers(path)
+        with contextlib.suppress(OSError):  # it is done; the next run clears it
+            _clear_leftovers(path)
     for path, content in changes.items():
         if content is None:
-            _remove_empty(path.parent)
+            remove_empty(path.parent)
 
 
 def drop_bytecode(source: Path) -> None:
-    """Remove the compiled files of module ``source`` from its ``__pycache__``."""
+    """Remove the compiled files of module ``source`` from its ``__pycache__``. Raises OSError."""
     if source.suffix != ".py":
         return
     for compiled in source.parent.joinpath("__pycache__").glob(f"{glob.escape(source.stem)}.*.pyc"):
-        compiled.unlink()
+        if compiled.is_symlink() or not compiled.is_dir():
+            compiled.unlink()
 
 
 def _beside(path: Path, suffix: str) -> Path:
@@ -95,7 +109,7 @@ def _beside(path: Path, suffix: str) -> Path:
 
 def _clear_leftovers(path: Path) -> None:
     for suffix in (NEW_SUFFIX, OLD_SUFFIX):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if os.path.lexists(_beside(path, suffix)):  # asked first: a read-only file system refuses before it looks
             _beside(path, suffix).unlink()
 
 
@@ -156,21 +170,35 @@ def _keep_old(path: Path) -> bool:
     return True
 
 
-def _restore(paths: List[Path], kept: Dict[Path, bool], made: List[Path]) -> None:
+def _restore(changes: Dict[Path, Optional[bytes]], kept: Dict[Path, bool], made: List[Path]) -> List[Path]:
+    """Put back what was changed, each file whatever became of the others; returns those that could not be."""
+    stuck = []
     for path in reversed(list(kept)):
-        if kept[path]:
-            _beside(path, OLD_SUFFIX).replace(path)
-        else:
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
-    for path in paths:
-        _clear_leftovers(path)
+        # Asked of the files, for an interruption may come between a change and any note of it.
+        waits = path if changes[path] is None else _beside(path, NEW_SUFFIX)
+        if os.path.lexists(waits):
+            continue
+        try:
+            if kept[path]:
+                _beside(path, OLD_SUFFIX).replace(path)
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    path.unlink()
+        except OSError:
+            stuck.append(path)
+    for path in changes:
+        with contextlib.suppress(OSError):
+            _clear_leftovers(path)
     for folder in reversed(made):
         with contextlib.suppress(OSError):
             folder.rmdir()
+    return stuck
 
 
-def _remove_empty(folder: Path) -> None:
+def remove_empty(folder: Path) -> None:
+    """Remove ``folder``, where it is there and empty but for an empty ``__pycache__``, and so on upwards."""
+    while not folder.is_dir():
+        folder = folder.parent
     with contextlib.suppress(OSError):
         while True:
             cache = folder / "__pycache__"

@@ -1,6 +1,8 @@
 import hashlib
+import itertools
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -188,6 +190,127 @@ def test_an_interruption_puts_everything_back(patch_set, site, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         engine.apply(patch_set, site)
     assert snapshot(site) == before
+
+
+def killed_at(step, verb, patch_set, site):
+    """Run ``verb`` in a child that ends itself before its ``step``-th call into the file system; False: it got by."""
+    child = os.fork()
+    if child == 0:
+        calls = itertools.count(1)
+
+        def counted(real):
+            def call(*arguments, **named):
+                if next(calls) == step:
+                    os._exit(9)
+                return real(*arguments, **named)
+
+            return call
+
+        for name in ("open", "link", "mkdir", "unlink", "rename", "replace", "rmdir"):
+            setattr(os, name, counted(getattr(os, name)))
+        os.fsync = lambda descriptor: None  # a kill takes nothing that was written
+        try:
+            verb(patch_set, site)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, 9)
+    return status == 9
+
+
+@pytest.mark.parametrize("then", [engine.apply, engine.reverse])
+@pytest.mark.parametrize("verb", [engine.apply, engine.reverse])
+def test_a_run_that_is_killed_anywhere_is_completed_or_undone_to_the_byte(patch_set, site, tmp_path, verb, then):
+    def everything():
+        folders = {path.relative_to(work) for path in work.rglob("*") if path.is_dir()}
+        return snapshot(work), folders
+
+    work = tmp_path / "work"
+    wanted = {}
+    shutil.copytree(site, work)
+    for each in (engine.apply, engine.reverse):
+        each(patch_set, work)
+        wanted[each] = everything()
+    for step in itertools.count(1):
+        shutil.rmtree(work)
+        shutil.copytree(site, work)
+        if verb is engine.reverse:
+            engine.apply(patch_set, work)
+        if not killed_at(step, verb, patch_set, work):
+            break
+        assert {state.state for state in engine.check(patch_set, work)} <= {"pristine", "applied"}
+        then(patch_set, work)
+        assert everything() == wanted[then], step
+        engine.reverse(patch_set, work)
+        assert everything() == wanted[engine.reverse], step
+    assert step > 20
+
+
+@pytest.mark.parametrize("verb", [engine.apply, engine.reverse])
+def test_one_file_that_cannot_be_replaced_does_not_keep_others_from_being_put_back(patch_set, site, monkeypatch, verb):
+    """As an immutable one, or one of another owner in a sticky folder, which can neither be linked nor renamed over."""
+    if verb is engine.reverse:
+        engine.apply(patch_set, site)
+
+    def link(source, *arguments, **named):
+        if Path(source) == site / SPEC_INFO:
+            raise PermissionError(1, "Operation not permitted", str(source))
+        return real_link(source, *arguments, **named)
+
+    def replace(self, target):
+        if Path(target) == site / SPEC_INFO:
+            raise PermissionError(1, "Operation not permitted", str(target))
+        return real_replace(self, target)
+
+    before = snapshot(site)
+    real_link, real_replace = os.link, Path.replace
+    monkeypatch.setattr(os, "link", link)
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises(StepError, match="every file is as it was before") as failed:
+        verb(patch_set, site)
+    assert failed.value.id == "patch-write"
+    assert snapshot(site) == before
+
+
+def test_what_could_not_be_put_back_is_named(patch_set, site, monkeypatch):
+    def replace(self, target):
+        if Path(target) == site / SPEC_INFO or self.name == ".crlf.py.ddtree-old":
+            raise OSError(5, "Input/output error", str(target))
+        return real(self, target)
+
+    real = Path.replace
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises(StepError) as failed:
+        engine.apply(patch_set, site)
+    assert failed.value.message.endswith(f"could not be put back: {site}/sglang/crlf.py")
+    monkeypatch.undo()
+    assert (site / "sglang/no_newline.py").read_bytes() == RELEASED["sglang/no_newline.py"]
+    engine.reverse(patch_set, site)
+    assert (site / "sglang/crlf.py").read_bytes() == RELEASED["sglang/crlf.py"]
+
+
+def test_byte_code_that_cannot_be_dropped_stops_it_before_anything_changes(patch_set, site, monkeypatch):
+    """Unchecked byte code would be run instead of the patched source."""
+    cache = site / "sglang/__pycache__"
+    (cache / "crlf.cpython-310.pyc").mkdir(parents=True)  # no byte code
+    (cache / "crlf.cpython-311.pyc").write_bytes(b"")
+
+    def unlink(self, missing_ok=False):
+        if self.suffix == ".pyc":
+            raise PermissionError(13, "Permission denied", str(self))
+        return real(self, missing_ok)
+
+    before = snapshot(site)
+    real = Path.unlink
+    monkeypatch.setattr(Path, "unlink", unlink)
+    with pytest.raises(StepError, match="every file is as it was before") as failed:
+        engine.apply(patch_set, site)
+    assert failed.value.where.endswith("crlf.cpython-311.pyc")
+    assert snapshot(site) == before
+    monkeypatch.undo()
+    engine.apply(patch_set, site)
+    assert [path.name for path in cache.iterdir()] == ["crlf.cpython-310.pyc"]
 
 
 def test_leftovers_of_a_killed_run_do_not_matter(patch_set, site):
