@@ -46,33 +46,51 @@ def check_path(path: Path, patch_set: Optional[str] = None, wheel: Optional[Path
     Without ``patch_set`` it is the shipped one for the installed engine. ``wheel`` is the released engine, for showing
     what was edited. Raises InputError; files that stop the set are in the report, whose exit code is then 1.
     """
-    site, chosen = _target(path, patch_set)
-    with _released(chosen, wheel) as released:
-        return _report(chosen, site, engine.check(chosen, site, released))
+    with _files_of(path):
+        site, chosen = _target(path, patch_set)
+        with _released(chosen, wheel) as released:
+            return _report(chosen, site, engine.check(chosen, site, released))
 
 
 def apply_path(path: Path, patch_set: Optional[str] = None, wheel: Optional[Path] = None) -> PatchReport:
     """Apply a patch set there; see ``engine.apply``. Raises LockedError while another run changes the same tree."""
-    site, chosen = _target(path, patch_set)
-    with exclusive(site), _released(chosen, wheel) as released:
-        outcome = engine.apply(chosen, site, released)
-        return _report(chosen, site, engine.check(chosen, site), outcome)
+    with _files_of(path):
+        site, chosen = _target(path, patch_set)
+        with exclusive(site), _released(chosen, wheel) as released:
+            outcome = engine.apply(chosen, site, released)
+            return _report(chosen, site, engine.check(chosen, site), outcome)
 
 
 def reverse_path(path: Path, patch_set: Optional[str] = None, wheel: Optional[Path] = None) -> PatchReport:
     """Take a patch set out again; see ``engine.reverse``. Raises LockedError as ``apply_path``."""
-    site, chosen = _target(path, patch_set)
-    with exclusive(site), _released(chosen, wheel) as released:
-        outcome = engine.reverse(chosen, site, released)
-        return _report(chosen, site, engine.check(chosen, site), outcome)
+    with _files_of(path):
+        site, chosen = _target(path, patch_set)
+        with exclusive(site), _released(chosen, wheel) as released:
+            outcome = engine.reverse(chosen, site, released)
+            return _report(chosen, site, engine.check(chosen, site), outcome)
 
 
 def export_path(path: Path, wheel: Path, out: Path) -> PatchSet:
     """Write the patch set that makes the released ``wheel`` into the engine at ``path``; see ``export.export``."""
-    require_folder(path)
-    with Wheel(wheel) as opened:
-        package = opened.distribution.replace("-", "_")
-    return export(wheel, path if (path / package).is_dir() else site_packages_of(path), out)
+    with _files_of(path):
+        require_folder(path)
+        with Wheel(wheel) as opened:
+            package = opened.distribution.replace("-", "_")
+        return export(wheel, path if (path / package).is_dir() else site_packages_of(path), out)
+
+
+@contextmanager
+def _files_of(path: Path) -> Iterator[None]:
+    """What cannot be read there is no bug of ours. Raises InputError ``tree-unreadable``."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            "tree-unreadable",
+            f"cannot read the engine's files: {error.strerror or error}",
+            where=str(error.filename or path),
+            hint="run as a user who may read and search the whole environment",
+        ) from error
 
 
 def _target(path: Path, name: Optional[str]) -> tuple[Path, PatchSet]:

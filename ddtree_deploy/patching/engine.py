@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Tuple
 
@@ -200,6 +201,11 @@ def _patch_state(
 
 def _new_state(new: NewFile, installation: Installation) -> FileState:
     target = _target(installation, new.path)
+    folder = target.parent
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    if not folder.is_dir():
+        return FileState(new.path, "new", "edited", note=f"{folder} is in the way: it is no folder.")
     if not target.exists() and not target.is_symlink():
         return FileState(new.path, "new", "pristine")
     if not target.is_file():
@@ -261,14 +267,18 @@ def _restore_line(record: Record, path: str, saved: Dict[str, Optional[str]], co
 def _state(installation: Installation) -> Dict[str, object]:
     try:
         document = json.loads((installation.dist_info / STATE_FILE).read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
 
 
 def _saved_lines(installation: Installation) -> Dict[str, Optional[str]]:
+    """RECORD's lines from before; of a state file that was written into, those that can be such."""
     lines = _state(installation).get("record_lines")
-    return dict(lines) if isinstance(lines, dict) else {}
+    if not isinstance(lines, dict):
+        return {}
+    kept = {path: line for path, line in lines.items() if line is None or isinstance(line, str)}
+    return {path: line for path, line in kept.items() if line is None or not set("\r\n") & set(line)}
 
 
 def _state_document(patch_set: PatchSet, saved: Dict[str, Optional[str]]) -> bytes:

@@ -79,8 +79,8 @@ def _installed(site_packages: Path, distribution: str) -> List[Installation]:
         metadata = folder / "METADATA"
         if not metadata.is_file():
             continue
-        fields = email.parser.Parser().parsestr(metadata.read_text("utf-8", "replace"), headersonly=True)
-        version = fields.get("Version", "")
+        fields = email.parser.Parser().parsestr(metadata.read_text("utf-8-sig", "replace"), headersonly=True)
+        version = fields.get("Version") or folder.name.partition("-")[2].rpartition(".")[0]
         found.append(Installation(distribution, version, site_packages, folder, _editable(folder)))
     return found
 

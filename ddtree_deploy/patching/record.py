@@ -31,7 +31,7 @@ class Record:
     def hash(self, path: str) -> Optional[str]:
         """The hash field of ``path`` (``sha256=…``), or None where there is no line or no hash."""
         line = self.line(path)
-        fields = next(csv.reader([line])) if line else []
+        fields = _fields(line) if line else []
         return fields[1] or None if len(fields) > 1 else None
 
     def paths(self) -> List[str]:
@@ -64,9 +64,16 @@ class Record:
     def _reindex(self) -> None:
         self._index = {}
         for index, raw in enumerate(self._lines):
-            fields = next(csv.reader([raw.decode("utf-8", "surrogateescape").rstrip("\r\n")]), [])
+            fields = _fields(raw.decode("utf-8", "surrogateescape").rstrip("\r\n"))
             if fields:
                 self._index[fields[0]] = index
+
+
+def _fields(line: str) -> List[str]:
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:  # a lone CR, or zeros that a power cut left: no line of ours
+        return line.split(",")
 
 
 def _format(path: str, content: bytes) -> str:

@@ -52,6 +52,12 @@ def test_apply_and_reverse_twice_change_nothing(patch_set, site):
     assert engine.reverse(patch_set, site).changed == []
 
 
+def test_lines_of_record_that_are_no_csv():
+    content = b"a\rb,,\n" + b'"' + b"x" * 200_000 + b'",,\nsglang/a.py,sha256=x,1\n'
+    record = Record(content, "RECORD")
+    assert record.hash("sglang/a.py") == "sha256=x" and record.to_bytes() == content
+
+
 def test_record_is_right_after_apply(patch_set, site):
     engine.apply(patch_set, site)
     record = Record((site / INFO / "RECORD").read_bytes(), f"{INFO}/RECORD")
@@ -382,6 +388,40 @@ def test_another_edition_of_the_set_is_named(patch_set, site, patch_folder):
     with pytest.raises(InputError) as refused:
         engine.apply(load_patch_set(str(patch_folder)), site)
     assert "another edition" in refused.value.hint
+
+
+def test_a_file_in_the_way_of_a_new_folder_is_told_by_check(patch_set, site):
+    """As anything else that ``apply`` cannot get by."""
+    folder = (site / NEW_PATH).parent
+    for occupy in (folder.touch, lambda: folder.symlink_to("nowhere")):
+        occupy()
+        state = states(patch_set, site)[NEW_PATH]
+        assert state.state == "edited" and "in the way" in state.note
+        with pytest.raises(InputError) as refused:
+            engine.apply(patch_set, site)
+        assert refused.value.id == "file-edited"
+        folder.unlink()
+
+
+@pytest.mark.parametrize("lines", ['{"sglang/crlf.py": 5}', '{"sglang/crlf.py": "a\\nb,,"}', "[" * 100_000, "5"])
+def test_a_state_file_that_was_written_into_does_not_matter(patch_set, site, lines):
+    before = snapshot(site)
+    engine.apply(patch_set, site)
+    state = site / INFO / engine.STATE_FILE
+    state.write_text('{"record_lines": ' + lines + "}")
+    engine.apply(patch_set, site)
+    state.write_text('{"record_lines": ' + lines + "}")
+    engine.reverse(patch_set, site)
+    assert snapshot(site) == before
+
+
+def test_metadata_with_a_byte_order_mark_or_without_a_version(patch_set, tmp_path):
+    """A plan reads the version all the same."""
+    site = install(tmp_path / "site", RELEASED)
+    metadata = site / INFO / "METADATA"
+    for content in (b"\xef\xbb\xbf" + metadata.read_bytes(), b""):
+        metadata.write_bytes(content)
+        assert {state.state for state in engine.check(patch_set, site)} == {"pristine"}
 
 
 def test_versions_and_installations(patch_set, tmp_path):

@@ -1,4 +1,5 @@
 import zipfile
+from pathlib import Path
 
 import pytest
 from patching_tree import EDITS, NEW, RELEASED, install, snapshot
@@ -154,6 +155,29 @@ def test_commands_name_what_exists(tmp_path):
         with pytest.raises(InputError) as refused:
             check_path(path)
         assert refused.value.exit_code == 3
+
+
+@pytest.mark.parametrize("run", [check_path, apply_path, reverse_path])
+def test_files_that_cannot_be_read_are_no_bug(patch_folder, site, run, monkeypatch):
+    def read(self):
+        if self.name == "crlf.py":
+            raise PermissionError(13, "Permission denied", str(self))
+        return real(self)
+
+    real = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", read)
+    with pytest.raises(InputError) as refused:
+        run(site, str(patch_folder))
+    assert (refused.value.id, refused.value.where) == ("tree-unreadable", f"{site}/sglang/crlf.py")
+
+
+def test_record_that_is_a_folder_is_no_bug(patch_folder, site):
+    record = site / "sglang-0.5.11.dist-info/RECORD"
+    record.unlink()
+    record.mkdir()
+    with pytest.raises(InputError) as refused:
+        check_path(site, str(patch_folder))
+    assert refused.value.id == "tree-unreadable"
 
 
 def test_the_wheel_must_be_the_engines(patch_folder, site, tmp_path):
