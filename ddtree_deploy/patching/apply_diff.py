@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import List, Optional, Tuple
 
-_HEADER = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_HEADER = re.compile(r"^@@ -([0-9]{1,9})(?:,([0-9]{1,9}))? \+([0-9]{1,9})(?:,([0-9]{1,9}))? @@")
 _NO_NEWLINE = "\\ No newline at end of file"
 _DEV_NULL = "/dev/null"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import stat
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, List, Optional
 
@@ -13,9 +14,12 @@ from ddtree_deploy.errors import InputError
 from ddtree_deploy.inventory.yaml_lines import Document, KeyPath, read_yaml
 from ddtree_deploy.patching.apply_diff import DiffError, parse_diff
 from ddtree_deploy.patching.model import FilePatch, NewFile, PatchSet
+from ddtree_deploy.patching.transaction import NEW_SUFFIX, OLD_SUFFIX
 from ddtree_deploy.resources import data_dir
 
 SERIES = "series.yaml"
+_MAX_BYTES = 16 << 20  # of a patch or a new file
+_NAME_BYTES, _PATH_BYTES = 240, 1024  # a name gets a suffix while its file is replaced
 _EDITOR_LEFTOVERS = (".orig", ".rej", ".pyc", ".swp", "~")
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -138,6 +142,12 @@ def _check_paths(series: _Series, document: Document) -> None:
     entries += [(n.path, ("new_files", i, "path")) for i, n in enumerate(series.new_files)]
     for path, at in entries:
         _check_relative(path, document.where(at))
+        if path.split("/")[0].endswith(".dist-info") or path.endswith((NEW_SUFFIX, OLD_SUFFIX)):
+            raise InputError(
+                "series-path",
+                f"{path} is not the engine's: metadata and temporary files are the installer's and ours",
+                where=document.where(at),
+            )
         if path in seen:
             raise InputError(
                 "series-duplicate", f"{path} is named twice, first at {seen[path]}", where=document.where(at)
@@ -151,16 +161,24 @@ def _check_paths(series: _Series, document: Document) -> None:
 
 def _check_relative(path: str, where: str) -> None:
     """A POSIX path below its root, in its one normal spelling."""
-    parts = path.split("/")
-    bad = not path or path.startswith("/") or any(part in ("", ".", "..") for part in parts)
-    if bad or "\\" in path or re.search(r"[\x00-\x1f\x7f]", path) or re.match(r"^[A-Za-z]:", path):
+    if not is_plain(path):
         raise InputError(
             "series-path",
             f"{path!r} is not a plain relative path",
             where=where,
             hint="write it with forward slashes, relative to site-packages (sources: to the patch set's folder), "
-            "without '..', '.' or '//'",
+            f"without '..', '.' or '//', in names of at most {_NAME_BYTES} bytes",
         )
+
+
+def is_plain(path: str) -> bool:
+    """Whether a patch set may name ``path``: relative, in its normal spelling, in characters that can be printed."""
+    parts = path.split("/")
+    if not path.isprintable() or "\\" in path or re.match(r"^[A-Za-z]:", path):
+        return False
+    if any(part in ("", ".", "..") or len(part.encode("utf-8")) > _NAME_BYTES for part in parts):
+        return False
+    return len(path.encode("utf-8")) <= _PATH_BYTES
 
 
 def _load_patch(folder: Path, item: _Patch, document: Document, at: KeyPath) -> FilePatch:
@@ -202,7 +220,12 @@ def _text(folder: Path, relative: str, where: str) -> tuple[str, Path]:
     _check_relative(relative, where)
     file = folder / relative
     try:
-        content = file.read_bytes()
+        status = file.stat()
+        if stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_BYTES:
+            content = file.read_bytes()
+        else:
+            odd = f"over {_MAX_BYTES >> 20} MiB" if stat.S_ISREG(status.st_mode) else "not a file"
+            raise InputError("series-file", f"{file} is {odd}", where=where, hint="is it the file that you meant?")
     except OSError as error:
         raise InputError("series-file", f"cannot read {file}: {error.strerror}", where=where) from None
     if folder.resolve() not in file.resolve().parents:

@@ -113,6 +113,8 @@ HEADER = "--- a/x\n+++ b/x\n"
         (HEADER + "@@ -1 +1 @@\n-a\n", 4, "ends early"),
         (HEADER + "@@ -1 +1 @@\n-a\n+b\ntrailing\n", 6, "hunk header"),
         (HEADER + "@@ -1,2 +1,2 @@\n-a\n+b\n\n", 6, "begins with"),
+        (HEADER + f"@@ -{'9' * 5000} +1 @@\n-a\n+b\n", 3, "hunk header"),
+        (HEADER + "@@ -\u0661 +1 @@\n-a\n+b\n", 3, "hunk header"),
         (HEADER + "@@ -0 +1 @@\n-a\n+b\n", 3, "line 0"),
         (HEADER + "@@ -5 +5 @@\n-a\n+b\n@@ -5 +5 @@\n-a\n+b\n", 6, "overlap"),
         (HEADER + "@@ -1 +1 @@\n-a\n+b\n--- a/y\n+++ b/y\n@@ -1 +1 @@\n-a\n+b\n", 6, "hunk header"),

@@ -1,9 +1,12 @@
+import os
 import re
 
 import pytest
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.patching.series import load_patch_set, patch_sets
+
+NEW_ENTRY = "- path: sglang/srt/speculative/ddtree/utils.py"
 
 
 def edit(folder, old, new, file="series.yaml"):
@@ -51,6 +54,12 @@ def test_shipped_sets_load():
         ("- path: sglang/crlf.py", "- path: sglang\\crlf.py", "series-path", "series.yaml:6"),
         ("- path: sglang/crlf.py", "- path: sglang/other.py", "series-path", "series.yaml:6"),
         ("- path: sglang/crlf.py", "- path: sglang/no_newline.py", "series-duplicate", "series.yaml:10"),
+        (NEW_ENTRY, '- path: "sglang/\\udcff.py"', "series-path", "series.yaml:19"),
+        (NEW_ENTRY, '- path: "sglang/a\\u2028b.py"', "series-path", "series.yaml:19"),
+        (NEW_ENTRY, f"- path: sglang/{'a' * 250}.py", "series-path", "series.yaml:19"),
+        (NEW_ENTRY, f"- path: {'sglang/' * 400}new.py", "series-path", "series.yaml:19"),
+        ("- path: sglang/srt/speculative/ddtree", "- path: sglang-0.5.11.dist-info", "series-path", "series.yaml:19"),
+        ("ddtree/utils.py", ".spec_info.py.ddtree-old", "series-path", "series.yaml:19"),
         ("patch: 0001-crlf.patch", "patch: ../0001-crlf.patch", "series-path", "series.yaml:7"),
         ("patch: 0001-crlf.patch", "patch: 0009.patch", "series-file", "series.yaml:7"),
         ("patch: 0001-crlf.patch", "patsch: 0001-crlf.patch", "series-", "series.yaml:7"),
@@ -73,6 +82,19 @@ def test_a_changed_new_file_is_noticed(patch_folder):
     with pytest.raises(InputError) as refused:
         load_patch_set(str(patch_folder))
     assert refused.value.id == "series-hash"
+
+
+def test_what_is_no_text_of_a_patch_is_not_read(patch_folder):
+    patch = patch_folder / "0001-crlf.patch"
+    with patch.open("ab") as stream:
+        stream.truncate(1 << 40)
+    with pytest.raises(InputError, match="over 16 MiB") as refused:
+        load_patch_set(str(patch_folder))
+    assert refused.value.id == "series-file"
+    patch.unlink()
+    os.mkfifo(patch)
+    with pytest.raises(InputError, match="not a file"):
+        load_patch_set(str(patch_folder))
 
 
 def test_a_malformed_patch_names_its_line(patch_folder):
