@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import stat
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, List, Optional
+from typing import Annotated, Any, List, Optional, Set
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -68,7 +69,7 @@ def load_patch_set(path_or_name: str) -> PatchSet:
     _check_paths(series, document)
     patches = [_load_patch(folder, item, document, ("patches", i)) for i, item in enumerate(series.patches)]
     new_files = [_load_new(folder, item, document, ("new_files", i)) for i, item in enumerate(series.new_files)]
-    _check_unlisted(folder, series)
+    check_unlisted(folder, {p.patch for p in series.patches} | {n.source for n in series.new_files})
     name = folder.resolve().name
     return PatchSet(
         name=name,
@@ -78,6 +79,26 @@ def load_patch_set(path_or_name: str) -> PatchSet:
         new_files=new_files,
         digest=patch_set_digest(series.engine.distribution, series.engine.version, patches, new_files),
     )
+
+
+def named_patch_set(folder: Path) -> PatchSet:
+    """What the series in ``folder`` names, whatever became of the files, for ``export``, which writes them anew: diffs
+    that cannot be read are empty, as are all contents. Raises InputError for a series that cannot be read."""
+    document = read_yaml(folder / SERIES, "patch series", verbatim=frozenset({"version"}))
+    series = _validated(document)
+    _check_paths(series, document)
+    patches, new_files = [], []
+    for index, patch in enumerate(series.patches):
+        _check_relative(patch.patch, document.where(("patches", index, "patch")))
+        diff = ""
+        with contextlib.suppress(InputError):
+            diff, _ = _text(folder, patch.patch, "")
+        patches.append(FilePatch(patch.path, diff, patch.sha256_before, patch.sha256_after, patch.patch))
+    for index, new in enumerate(series.new_files):
+        _check_relative(new.source, document.where(("new_files", index, "source")))
+        new_files.append(NewFile(new.path, "", new.sha256, new.source))
+    engine = series.engine
+    return PatchSet(folder.resolve().name, engine.distribution, engine.version, patches, new_files)
 
 
 def patch_set_digest(distribution: str, version: str, patches: List[FilePatch], new_files: List[NewFile]) -> str:
@@ -237,9 +258,9 @@ def _text(folder: Path, relative: str, where: str) -> tuple[str, Path]:
         raise InputError("not-utf8", "the file is not UTF-8", where=f"{file}:{line}") from None
 
 
-def _check_unlisted(folder: Path, series: _Series) -> None:
-    """A patch or a new file that the series does not name would be left out silently: refuse."""
-    listed = {folder / p.patch for p in series.patches} | {folder / n.source for n in series.new_files}
+def check_unlisted(folder: Path, names: Set[str]) -> None:
+    """A patch or a new file that the series does not name would be left out silently. Raises ``series-unlisted``."""
+    listed = {folder / name for name in names}
     present = list(folder.glob("*.patch")) + [p for p in (folder / "files").rglob("*") if p.is_file()]
     stray: Optional[Path] = next((p for p in sorted(present) if p not in listed and not _junk(p)), None)
     if stray is not None:

@@ -44,6 +44,10 @@ class Wheel:
         """Paths of the files below the top-level folder ``package``, sorted."""
         return sorted(name for name in self._names if name.startswith(f"{package}/") and not name.endswith("/"))
 
+    def executable(self, path: str) -> bool:
+        """Whether an installer makes the file executable."""
+        return path in self._names and bool(self._zip.getinfo(path).external_attr >> 16 & 0o111)
+
     def read(self, path: str) -> Optional[bytes]:
         """The file's bytes, or None where the wheel has no such file."""
         if path not in self._names:

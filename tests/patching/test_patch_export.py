@@ -1,3 +1,4 @@
+import os
 import zipfile
 from pathlib import Path
 
@@ -81,6 +82,106 @@ def test_refusals(wheel, edited, site, tmp_path):
             export(tmp_path / name, edited, tmp_path / "out")
         assert refused.value.id == "bad-wheel"
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "id"),
+    [("a\tb.py", "export-name"), ("a\\b.py", "export-name"), (b"a\xff.py", "export-name"), ("a" * 250, "export-name")],
+)
+def test_names_that_a_patch_set_cannot_hold(wheel, edited, tmp_path, name, id):
+    """Found before it is written: what is written can be read."""
+    (edited / "sglang" / os.fsdecode(name)).write_bytes(b"")
+    with pytest.raises(InputError) as refused:
+        export(wheel, edited, tmp_path / "out")
+    assert refused.value.id == id and refused.value.message.isprintable()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_link_to_a_folder_is_not_left_out_silently(wheel, edited, tmp_path):
+    for target in (tmp_path, "nowhere"):
+        (edited / "sglang/more").symlink_to(target)
+        with pytest.raises(InputError) as refused:
+            export(wheel, edited, tmp_path / "out")
+        assert refused.value.id == "export-link"
+        (edited / "sglang/more").unlink()
+    (edited / "sglang/same.py").symlink_to("crlf.py")
+    patch_set = export(wheel, edited, tmp_path / "out")
+    assert "sglang/same.py" in [new.path for new in patch_set.new_files]
+
+
+@pytest.mark.parametrize("path", ["sglang/srt/untouched.py", "sglang/crlf.py", *NEW])
+def test_a_mode_is_not_left_out_silently(wheel, edited, tmp_path, path):
+    (edited / path).chmod(0o755)
+    with pytest.raises(InputError) as refused:
+        export(wheel, edited, tmp_path / "out")
+    assert (refused.value.id, refused.value.where) == ("export-mode", path)
+
+
+def test_modes_of_the_wheel_and_of_a_file_system_without_modes_do_not_count(edited, tmp_path):
+    wheel = tmp_path / "sglang-0.5.11-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, content in RELEASED.items():
+            info = zipfile.ZipInfo(name)
+            info.external_attr = (0o100755 if name.endswith("untouched.py") else 0o100644) << 16
+            archive.writestr(info, content)
+    (edited / "sglang/srt/untouched.py").chmod(0o755)
+    export(wheel, edited, tmp_path / "out")
+    for path in edited.rglob("*"):
+        path.chmod(0o755)
+    export(wheel, edited, tmp_path / "out")
+
+
+def test_a_long_path_gives_a_patch_a_name_that_fits(tmp_path):
+    path = "sglang/" + "/".join(["folder" * 8] * 6) + "/module.py"
+    wheel = tmp_path / "sglang-0.5.11-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(path, b"a\n")
+    tree = install(tmp_path / "tree", {path: b"b\n"})
+    (patch,) = export(wheel, tree, tmp_path / "out").patches
+    assert patch.name.endswith("folder-module.patch") and len(patch.name) < 120
+    assert load_patch_set(str(tmp_path / "out")).patches == [patch]
+
+
+def test_an_export_over_a_damaged_folder_repairs_it(wheel, edited, patch_folder):
+    """As one leaves that was killed, or as somebody left it who worked in the wrong place."""
+    before = snapshot(patch_folder)
+    (patch_folder / "files" / next(iter(NEW))).write_text("changed here\n")
+    (patch_folder / "0001-crlf.patch").write_text("")
+    (patch_folder / "0002-no_newline.patch").unlink()
+    export(wheel, edited, patch_folder)
+    assert snapshot(patch_folder) == before
+
+
+def test_two_new_files_of_one_source_get_their_own(wheel, edited, patch_folder):
+    (new,) = load_patch_set(str(patch_folder)).new_files
+    series = patch_folder / "series.yaml"
+    series.write_text(f"{series.read_text()}- {{path: sglang/two.py, source: {new.source}, sha256: {new.sha256}}}\n")
+    (edited / "sglang/two.py").write_text("another\n")
+    export(wheel, edited, patch_folder)
+    contents = {each.path: each.content for each in load_patch_set(str(patch_folder)).new_files}
+    assert contents == {new.path: new.content, "sglang/two.py": "another\n"}
+
+
+def test_places_that_a_patch_set_cannot_be_written_to(wheel, edited, tmp_path):
+    (tmp_path / "file").touch()
+    for name in ("linked", "stray", "folder"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "linked/files").symlink_to(tmp_path / "folder")
+    (tmp_path / "stray/0009-other.patch").touch()
+    (tmp_path / "link").symlink_to(edited / "sglang")
+    cases = {
+        "file": "export-not-written",
+        "file/below": "export-not-written",
+        "linked": "export-not-written",
+        "stray": "series-unlisted",
+        "link/set": "export-inside",
+    }
+    for name, id in cases.items():
+        with pytest.raises(InputError) as refused:
+            export(wheel, edited, tmp_path / name)
+        assert refused.value.id == id, name
+    assert not list((tmp_path / "folder").iterdir())
+    assert [path.name for path in (tmp_path / "stray").iterdir()] == ["0009-other.patch"]
 
 
 def test_what_is_no_folder_and_no_wheel_is_said(edited, wheel, tmp_path):
