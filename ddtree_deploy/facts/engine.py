@@ -6,6 +6,7 @@ import base64
 import csv
 import hashlib
 import os
+import re
 from pathlib import Path, PurePosixPath
 from typing import Iterator, List, Optional, Tuple
 
@@ -50,7 +51,8 @@ def git_commit(folder: Path) -> Optional[str]:
             git = parent / pointer[7:].strip()
         if is_dir(git):
             head = _text(git / "HEAD")
-            return _resolve_ref(git, head[4:].strip()) if head.startswith("ref:") else head or None
+            commit = _resolve_ref(git, head[4:].strip()) if head.startswith("ref:") else head
+            return commit if commit and re.fullmatch("[0-9a-f]{40}([0-9a-f]{24})?", commit) else None
     return None
 
 

@@ -7,13 +7,11 @@ Formats: https://packaging.python.org/en/latest/specifications/recording-install
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Set, Tuple
-from urllib.parse import unquote, urlsplit
 
 from packaging.utils import canonicalize_name
 
@@ -23,6 +21,7 @@ from ddtree_deploy.facts.files import read_bytes, read_text
 from ddtree_deploy.facts.links import links
 from ddtree_deploy.facts.model import Package
 from ddtree_deploy.release.bare import NVIDIA, Bare, claim, files_below, find_bare, import_entries, own_version
+from ddtree_deploy.release.distributions import editable_project
 from ddtree_deploy.release.record import is_whole
 
 # Wheels whose version is the toolkit's: nvidia-cuda-runtime 13.0.96 is of CUDA 13.0.
@@ -91,7 +90,7 @@ def _read(site: Path, info: Path) -> Optional[Distribution]:
         version=version,
         abi_tag=_abi_tag(site, normal, version, requires, objects, top_level),
         record=whole,
-        editable=_editable(read_text(info / "direct_url.json")),
+        editable=editable_project(read_text(info / "direct_url.json")),
         installer=read_text(info / "INSTALLER").strip() or None,
         wheel_tags=_headers(read_text(info / "WHEEL")).get("tag", []),
         links=links(site, objects) if normal != "torch" else [],
@@ -154,17 +153,6 @@ def _read_egg_link(path: Path) -> Optional[Distribution]:
             name = canonicalize_name(headers["name"][0])
             package = Package(name, headers["version"][0], record=False, editable=str(folder))
             return Distribution(package, path, hashlib.sha256(str(folder).encode()).hexdigest())
-    return None
-
-
-def _editable(direct_url: str) -> Optional[str]:
-    """The project folder that PEP 610's direct_url.json names for an editable install."""
-    try:
-        data = json.loads(direct_url)
-        if data["dir_info"].get("editable"):
-            return unquote(urlsplit(data["url"]).path) or None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        pass
     return None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import email.parser
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import List, Optional
@@ -11,7 +10,7 @@ from typing import List, Optional
 from packaging.utils import canonicalize_name
 
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.release.distributions import configured_python
+from ddtree_deploy.release.distributions import configured_python, editable_project
 
 
 @dataclass(frozen=True)
@@ -87,9 +86,6 @@ def _installed(site_packages: Path, distribution: str) -> List[Installation]:
 
 def _editable(dist_info: Path) -> Optional[str]:
     try:
-        origin = json.loads((dist_info / "direct_url.json").read_text("utf-8"))
+        return editable_project((dist_info / "direct_url.json").read_text("utf-8"))
     except (OSError, ValueError):
         return None
-    if isinstance(origin, dict) and isinstance(origin.get("dir_info"), dict) and origin["dir_info"].get("editable"):
-        return str(origin.get("url", "")).replace("file://", "", 1)
-    return None

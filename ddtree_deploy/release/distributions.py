@@ -6,10 +6,12 @@ top_level.txt for what was installed without a RECORD, or whose RECORD was cut o
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import dataclass, field, replace
 from typing import Dict, List, Optional, Set
+from urllib.parse import unquote, urlsplit
 
 from packaging.utils import canonicalize_name
 
@@ -67,6 +69,17 @@ def configured_python(venv: str) -> Optional[str]:
     except OSError:
         return None
     return match.group(1) if match else None
+
+
+def editable_project(direct_url: str) -> Optional[str]:
+    """The project folder that PEP 610's direct_url.json, whose text this is, names for an editable install."""
+    try:
+        data = json.loads(direct_url)
+        if data["dir_info"].get("editable"):
+            return unquote(urlsplit(data["url"]).path) or None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    return None
 
 
 def find_distributions(venv: str, site: str) -> Dict[str, List[Distribution]]:

@@ -107,7 +107,10 @@ def _default(value: ast.expr) -> str:
     """The default as written; of ``A[...](default=x)``-like calls the ``default``."""
     for call in calls(value, "field"):
         value = next((word.value for word in call.keywords if word.arg == "default"), value)
-    text = ast.unparse(value)
+    try:
+        text = ast.unparse(value)
+    except RecursionError:
+        return "..."
     return text if len(text) <= 60 else text[:57] + "..."
 
 

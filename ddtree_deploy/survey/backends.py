@@ -43,14 +43,17 @@ def _registered(source: Source, registry: Module) -> List[Target]:
     return found
 
 
-def _made_by(source: Source, registry: Module, function: ast.AST, name: str) -> List[Target]:
+def _made_by(
+    source: Source, registry: Module, function: ast.AST, name: str, seen: Tuple[ast.AST, ...] = ()
+) -> List[Target]:
     """The backend classes that a registered factory can return, by its imports."""
     known = imports(registry)
     returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value is not None]
     made = [last_name(value) for value in returned if isinstance(value, ast.Call)]
     factories = {node.name: node for node in registry.tree.body if isinstance(node, ast.FunctionDef)}
-    for other in (factories[alias] for alias in made if alias in factories and factories[alias] is not function):
-        return _made_by(source, registry, other, name)  # another name for the same backend
+    seen = (*seen, function)
+    for other in (factories[alias] for alias in made if alias in factories and factories[alias] not in seen):
+        return _made_by(source, registry, other, name, seen)  # another name for the same backend
     made = [alias for alias in dict.fromkeys(made) if alias in known]
     if not made:  # bound to a variable first, or chosen among several
         made = [alias for alias, origin in imports(registry, function).items() if origin[1].endswith("Backend")]

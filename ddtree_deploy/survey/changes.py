@@ -30,22 +30,17 @@ def local_changes(installation: Installation, package: str) -> LocalChanges:
         file = site / path
         if not file.is_file():
             missing.append(path)
-        elif expected.startswith("sha256=") and record_hash(file.read_bytes()) != expected:
+        elif expected.startswith("sha256=") and _hash(file) != expected:
             changed.append(path)
     present = (file.relative_to(site).as_posix() for file in (site / package).rglob("*.py"))
     return LocalChanges(True, "", changed, missing, sorted(path for path in present if path not in known))
 
 
-def checkout_commit(folder: Path) -> Optional[str]:
-    """The commit that HEAD of the git checkout around ``folder`` names, or None. Reads files; runs no git."""
-    for parent in [folder, *folder.parents]:
-        git = parent / ".git"
-        if git.is_file():  # a worktree or submodule: "gitdir: PATH"
-            target = re.match(r"gitdir: (.+)", git.read_text("utf-8", "replace"))
-            git = (parent / target[1].strip()) if target else git
-        if git.is_dir():
-            return _head(git)
-    return None
+def _hash(file: Path) -> Optional[str]:
+    try:
+        return record_hash(file.read_bytes())
+    except OSError:  # what nobody may read counts as changed
+        return None
 
 
 def wheel_commit(version_file: Path) -> Optional[str]:
@@ -56,23 +51,3 @@ def wheel_commit(version_file: Path) -> Optional[str]:
         return None
     match = re.search(r"^(?:__commit_id__ = )?commit_id = ['\"]g?([0-9a-f]{6,40})['\"]", text, re.MULTILINE)
     return match[1] if match else None
-
-
-def _head(git: Path) -> Optional[str]:
-    try:
-        head = (git / "HEAD").read_text("utf-8").strip()
-        if not head.startswith("ref: "):
-            return head
-        name = head[len("ref: ") :]
-        common = git / "commondir"
-        roots = [git] + ([git / common.read_text("utf-8").strip()] if common.is_file() else [])
-        for root in roots:
-            if (root / name).is_file():
-                return (root / name).read_text("utf-8").strip()
-            packed = root / "packed-refs"
-            for line in packed.read_text("utf-8").splitlines() if packed.is_file() else ():
-                if line.endswith(f" {name}"):
-                    return line.split(" ", 1)[0]
-    except OSError:
-        pass
-    return None

@@ -8,13 +8,14 @@ from typing import Any, Dict, List, Optional, Tuple
 from ddtree_deploy import codec
 from ddtree_deploy.agent.protocol import ProgressSink
 from ddtree_deploy.errors import DeployError, InputError
+from ddtree_deploy.facts.engine import git_commit
 from ddtree_deploy.patching import engine
 from ddtree_deploy.patching.installation import Installation, find_installation, site_packages_of
 from ddtree_deploy.patching.model import PatchSet
 from ddtree_deploy.release.layout import open_layout
 from ddtree_deploy.survey.algorithms import find_algorithms, find_components, find_server_arguments, mask_policies
 from ddtree_deploy.survey.backends import find_backends
-from ddtree_deploy.survey.changes import checkout_commit, local_changes, wheel_commit
+from ddtree_deploy.survey.changes import local_changes, wheel_commit
 from ddtree_deploy.survey.model import PatchPreview, Survey
 from ddtree_deploy.survey.source import Source
 
@@ -84,7 +85,7 @@ def _root(installation: Installation, package: str) -> Tuple[Path, Optional[str]
     project = Path(installation.editable)
     for root in (project, project / "python", project / "src"):
         if (root / package).is_dir():
-            return root, checkout_commit(root)
+            return root, git_commit(root)
     raise InputError(
         "engine-source",
         f"the editable install's project holds no folder {package!r}",
@@ -108,6 +109,8 @@ def _preview(patch_set: PatchSet, site_packages: Path) -> PatchPreview:
         states = engine.check(patch_set, site_packages)
     except DeployError as error:
         return PatchPreview(patch_set.name, False, error.message)
+    except OSError as error:
+        return PatchPreview(patch_set.name, False, f"{error.filename} cannot be read: {error.strerror}")
     stopped = sum(state.state not in ("pristine", "applied") for state in states)
     if stopped:
         return PatchPreview(patch_set.name, False, f"{stopped} of {len(states)} files stop it", states)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import io
+import tokenize
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,11 +64,13 @@ class Source:
         if not file.is_file():
             return None
         try:
-            text = file.read_bytes().decode("utf-8")
+            content = file.read_bytes()
+            encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)  # a byte order mark, a coding line
+            text = content.decode(encoding)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of the engine's own string escapes
-                return Module(path, ast.parse(text), text.split("\n"))
-        except (SyntaxError, ValueError, RecursionError) as error:
+                return Module(path, ast.parse(content), text.split("\n"))
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
             self.problems.append(f"{path} cannot be parsed: {error}")
             return None
 

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -101,6 +102,64 @@ def test_source_that_cannot_be_parsed_is_told(site):
     found = survey(site)
     assert backends(found)["plain", "PlainBackend"].verdict == "unknown"
     assert any("plain_backend.py cannot be parsed" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("head", [b"\xef\xbb\xbf", b"# coding: latin-1\n# caf\xe9\n"])
+def test_source_is_decoded_as_python_does(site, head):
+    spec_info = site / "sglang/srt/speculative/spec_info.py"
+    spec_info.write_bytes(head + spec_info.read_bytes())
+    found = survey(site)
+    assert "DFLASH" in [algorithm.name for algorithm in found.algorithms]
+    assert not [note for note in found.notes if "cannot be parsed" in note]
+
+
+def test_factories_that_call_each_other(site):
+    registry = site / "sglang/srt/layers/attention/attention_registry.py"
+    more = "".join(
+        f"@register_attention_backend('{one}')\ndef {one}(runner):\n    return {other}(runner)\n\n\n"
+        for one, other in (("ping", "pong"), ("pong", "ping"))
+    )
+    registry.write_text(registry.read_text() + more)
+    assert backends(survey(site))["ping", ""].verdict == "unknown"
+
+
+def test_a_default_that_is_too_deep_to_be_written_out(site):
+    arguments = site / "sglang/srt/server_args.py"
+    arguments.write_text(f"{arguments.read_text()}    speculative_sum: int = {' + '.join(['1'] * 900)}\n")
+    assert {a.name: a.default for a in survey(site).server_arguments}["speculative_sum"].endswith("...")
+
+
+def test_files_that_nobody_may_read_are_told(site, monkeypatch):
+    path = "sglang/srt/speculative/spec_info.py"
+
+    def read(self):
+        if self == site / path:
+            raise PermissionError(13, "Permission denied", str(self))
+        return real(self)
+
+    real = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", read)
+    diff = f"--- a/{path}\n+++ b/{path}\n@@ -1 +1 @@\n-a\n+b\n"
+    patch_set = PatchSet("set", "sglang", "0.5.11", [FilePatch(path, diff, "1" * 64, "2" * 64)], [], "d")
+    found = survey(site, patch_set=patch_set)
+    assert found.changes.changed == [path]
+    assert any(f"{path} cannot be parsed" in note for note in found.notes)
+    assert "cannot be read" in found.patch.note and not found.patch.fits
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\0", b"ref: refs/heads/main\n"])
+def test_an_editable_install_in_an_odd_folder(site, tmp_path, content):
+    project = tmp_path / "my checkout 100%"
+    (project / ".git").mkdir(parents=True)
+    (project / ".git/HEAD").write_bytes(content)
+    (project / ".git/packed-refs").write_bytes(b"\xff refs/heads/main\n")
+    (site / "sglang").rename(project / "sglang")
+    origin = {"url": project.as_uri(), "dir_info": {"editable": True}}
+    (site / "sglang-0.5.11.dist-info/direct_url.json").write_text(json.dumps(origin))
+    found = survey(site)
+    assert (found.commit, found.editable) == (None, str(project))
+    (site / "sglang-0.5.11.dist-info/direct_url.json").write_text("[" * 100_000)
+    assert survey(site).editable is None
 
 
 def test_an_engine_of_another_shape_is_reported(tmp_path):
