@@ -69,7 +69,8 @@ def apply(patch_set: PatchSet, site_packages: Path, released: Optional[Released]
             saved.setdefault(path, record.line(path))
             record.set_content(path, content)
     contents: Dict[str, Optional[bytes]] = {path: wanted[path] for path in changed}
-    _commit(patch_set, installation, contents, record, _state_document(patch_set, saved))
+    state = _state_document(patch_set.name, patch_set.digest, saved)
+    _commit(patch_set, installation, contents, record, state)
     return PatchOutcome(changed, unchanged)
 
 
@@ -89,7 +90,7 @@ def reverse(patch_set: PatchSet, site_packages: Path, released: Optional[Release
         if states[new.path].state == "applied":
             changes[new.path] = None
         _restore_line(record, new.path, saved, None)
-    _commit(patch_set, installation, changes, record, None)
+    _commit(patch_set, installation, changes, record, _state_of_others(patch_set, installation, saved), undo=True)
     for new in patch_set.new_files:  # a folder that a killed run had made, and not filled
         remove_empty(_target(installation, new.path).parent)
     return PatchOutcome(list(changes), [path for path in _paths(patch_set) if path not in changes])
@@ -98,7 +99,7 @@ def reverse(patch_set: PatchSet, site_packages: Path, released: Optional[Release
 def applied_patch_set(installation: Installation) -> Optional[Tuple[str, str]]:
     """Name and digest of the patch set that was last applied by us, or None."""
     document = _state(installation)
-    return (str(document.get("patch_set")), str(document.get("digest"))) if document else None
+    return (str(document.get("patch_set")), str(document["digest"])) if document.get("digest") else None
 
 
 def _installation(patch_set: PatchSet, site_packages: Path) -> Installation:
@@ -281,8 +282,22 @@ def _saved_lines(installation: Installation) -> Dict[str, Optional[str]]:
     return {path: line for path, line in kept.items() if line is None or not set("\r\n") & set(line)}
 
 
-def _state_document(patch_set: PatchSet, saved: Dict[str, Optional[str]]) -> bytes:
-    document = {"patch_set": patch_set.name, "digest": patch_set.digest, "record_lines": saved}
+def _state_of_others(
+    patch_set: PatchSet, installation: Installation, saved: Dict[str, Optional[str]]
+) -> Optional[bytes]:
+    """What stays of the state file without ``patch_set``: RECORD's lines from before another set, which is applied to
+    other files of the engine; None where there is no other."""
+    own = set(_paths(patch_set))
+    others = {path: line for path, line in saved.items() if path not in own}
+    if not others:
+        return None
+    last = applied_patch_set(installation)
+    name, digest = last if last is not None and last[1] != patch_set.digest else ("", "")
+    return _state_document(name, digest, others)
+
+
+def _state_document(name: str, digest: str, saved: Dict[str, Optional[str]]) -> bytes:
+    document = {"patch_set": name, "digest": digest, "record_lines": saved}
     return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode("utf-8")
 
 
@@ -292,10 +307,12 @@ def _commit(
     files: Dict[str, Optional[bytes]],
     record: Record,
     state: Optional[bytes],
+    undo: bool = False,
 ) -> None:
     """Replace files, state file and RECORD in one transaction; nothing at all where nothing differs.
 
-    RECORD's earlier lines outlive a kill: the state file comes before RECORD changes, and goes after it.
+    RECORD's earlier lines outlive a kill: the state file gets them before RECORD changes, and loses them (``undo``)
+    after it.
     """
     state_path = installation.dist_info / STATE_FILE
     state_name = f"{installation.dist_info.name}/{STATE_FILE}"
@@ -306,12 +323,13 @@ def _commit(
             record.remove(state_name)
         else:
             record.set_content(state_name, state)  # a killed run may have written the file, and not yet this
-            if not state_path.exists() or state_path.read_bytes() != state:
-                changes[state_path] = state
+        first: Dict[Path, Optional[bytes]] = {}
+        second: Dict[Path, Optional[bytes]] = {}
+        if (state_path.read_bytes() if state_path.exists() else None) != state:
+            first[state_path] = state
         if installation.record.read_bytes() != record.to_bytes():
-            changes[installation.record] = record.to_bytes()
-        if state is None and state_path.exists():
-            changes[state_path] = None
+            second[installation.record] = record.to_bytes()
+        changes.update({**second, **first} if undo else {**first, **second})
         for path in files:  # first: byte code that cannot be removed must not be left beside other source
             drop_bytecode(targets[path])
         replace_files(changes, [*targets.values(), state_path, installation.record])

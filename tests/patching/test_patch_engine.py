@@ -10,6 +10,7 @@ from patching_tree import EDITS, NEW, RELEASED, install, snapshot
 
 from ddtree_deploy.errors import InputError, StepError
 from ddtree_deploy.patching import engine, transaction
+from ddtree_deploy.patching.export import export
 from ddtree_deploy.patching.record import Record
 from ddtree_deploy.patching.series import load_patch_set
 from ddtree_deploy.release.files import record_hash
@@ -422,6 +423,30 @@ def test_metadata_with_a_byte_order_mark_or_without_a_version(patch_set, tmp_pat
     for content in (b"\xef\xbb\xbf" + metadata.read_bytes(), b""):
         metadata.write_bytes(content)
         assert {state.state for state in engine.check(patch_set, site)} == {"pristine"}
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_two_sets_for_different_files_do_not_lose_each_others_lines_of_record(patch_set, site, wheel, tmp_path, last):
+    path = "sglang/srt/untouched.py"
+    edited = install(tmp_path / "other", {**RELEASED, path: b"value = 2\n", "sglang/more.py": b""})
+    sets = [patch_set, export(wheel, edited, tmp_path / "other-set")]
+    record = site / INFO / "RECORD"  # with lines that we would write in another way
+    record.write_bytes(
+        record.read_bytes().replace(path.encode(), f'"{path}"'.encode()).replace(b"sglang/crlf.py", b'"sglang/crlf.py"')
+    )
+    before = snapshot(site)
+    for each in sets:
+        engine.apply(each, site)
+    installation = engine.find_installation(site, "sglang")
+    assert engine.applied_patch_set(installation) == ("other-set", sets[1].digest)
+    engine.reverse(sets[last], site)
+    left = sets[1 - last]
+    assert {state.state for state in engine.check(left, site)} == {"applied"}
+    assert engine.applied_patch_set(installation) == (("other-set", left.digest) if last == 0 else None)
+    content = Record(record.read_bytes(), f"{INFO}/RECORD")
+    assert content.hash(f"{INFO}/{engine.STATE_FILE}") == record_hash((site / INFO / engine.STATE_FILE).read_bytes())
+    engine.reverse(left, site)
+    assert snapshot(site) == before
 
 
 def test_versions_and_installations(patch_set, tmp_path):
