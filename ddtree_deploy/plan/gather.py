@@ -189,7 +189,7 @@ def save_facts(facts: HostFacts, file: Path) -> None:
     """Write facts for ``plan --facts``. Raises InputError ``facts-not-written``."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(dumps(facts), "utf-8")
+        file.write_text(dumps(facts), "utf-8", "backslashreplace")  # names that are no UTF-8: as JSON escapes them
     except OSError as error:
         hint = "Name a file in a folder that you may write."
         raise InputError("facts-not-written", error.strerror or str(error), where=str(file), hint=hint) from error

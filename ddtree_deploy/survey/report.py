@@ -82,7 +82,7 @@ def to_markdown(survey: Survey) -> str:
 def write_markdown(path: Path, result: dict[str, Any]) -> None:
     """Write :func:`to_markdown` of what the agent sent to ``path``; raises InputError ``cannot-write``."""
     try:
-        path.write_text(to_markdown(from_dict(Survey, result)), "utf-8")
+        path.write_text(to_markdown(from_dict(Survey, result)), "utf-8", "backslashreplace")  # names that are no UTF-8
     except OSError as error:
         message = f"cannot write the Markdown file: {error.strerror}"
         hint = "name a file in a folder that exists and that you may write"

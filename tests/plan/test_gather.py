@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from planning import inputs_of
 
 from ddtree_deploy.codec import to_dict
 from ddtree_deploy.errors import InputError
+from ddtree_deploy.facts.model import Engine
 from ddtree_deploy.inventory.load import load_inventory
 from ddtree_deploy.plan.gather import (
     Choices,
@@ -27,6 +29,13 @@ def test_facts_are_read_as_they_were_written(tmp_path: Path) -> None:
     file = tmp_path / "new" / "facts.json"
     save_facts(FACTS, file)
     assert load_facts(file) == FACTS
+
+
+def test_facts_with_names_that_are_no_utf8_are_read_as_they_were_written(tmp_path: Path) -> None:
+    engine = Engine("sglang", "1.0", "/x", added_files=[os.fsdecode(b"sglang/a\xff.py"), "sglang/\u00e9\\udcff.py"])
+    facts = replace(FACTS, engine=engine)
+    save_facts(facts, tmp_path / "facts.json")
+    assert load_facts(tmp_path / "facts.json") == facts
 
 
 def test_the_json_output_of_one_host_will_do(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from ddtree_deploy.agent.protocol import silent
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.patching.model import FilePatch, NewFile, PatchSet
 from ddtree_deploy.survey.model import Survey
-from ddtree_deploy.survey.report import render, to_markdown
+from ddtree_deploy.survey.report import render, to_markdown, write_markdown
 from ddtree_deploy.survey.scan import op_survey, survey
 
 
@@ -223,3 +224,9 @@ def test_reports(site):
     markdown = to_markdown(codec.from_dict(Survey, result))
     assert "| gated | GatedBackend | only if topk > 1 |" in markdown
     assert "sglang/new.py" in markdown
+
+
+def test_names_that_are_no_utf8_can_be_written(site, tmp_path):
+    (site / os.fsdecode(b"sglang/a\xff.py")).touch()
+    write_markdown(tmp_path / "survey.md", op_survey({"environment": str(site)}, silent))
+    assert "sglang/a\\udcff.py" in (tmp_path / "survey.md").read_text("utf-8")
