@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import lzma
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 from types import TracebackType
 from typing import List, Optional, Type
@@ -10,6 +13,9 @@ from typing import List, Optional, Type
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from ddtree_deploy.errors import InputError
+
+# What zipfile raises of a damaged, encrypted or exotic archive.
+_DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError, struct.error)
 
 
 class Wheel:
@@ -26,7 +32,7 @@ class Wheel:
             self._zip = zipfile.ZipFile(path)
         except InvalidWheelFilename as error:
             raise _bad(path, f"{error}; a wheel keeps the name that it was released with") from None
-        except (OSError, zipfile.BadZipFile) as error:
+        except (OSError, *_DAMAGED) as error:
             raise _bad(path, f"not a readable wheel: {error}") from None
         self.distribution = str(canonicalize_name(name))
         self.version = str(version)
@@ -54,7 +60,7 @@ class Wheel:
             return None
         try:
             return self._zip.read(path)
-        except (zipfile.BadZipFile, OSError, EOFError) as error:
+        except (OSError, *_DAMAGED) as error:
             raise _bad(self.path, f"{path}: {error}") from None
 
 

@@ -212,6 +212,25 @@ def test_a_corrupt_member_of_the_wheel(edited, tmp_path):
     assert refused.value.id == "bad-wheel"
 
 
+@pytest.mark.parametrize("damage", ["stream", "encrypted", "method"])
+def test_a_member_that_cannot_be_unpacked(edited, tmp_path, damage):
+    path = tmp_path / "sglang-0.5.11-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("sglang/__init__.py", bytes(range(256)) * 9)
+    content = bytearray(path.read_bytes())
+    directory = content.rindex(b"PK\x01\x02")
+    if damage == "stream":
+        content[48:60] = b"\xff" * 12
+    elif damage == "encrypted":
+        content[6] = content[directory + 8] = 1
+    else:
+        content[8] = content[directory + 10] = 99
+    path.write_bytes(content)
+    with pytest.raises(InputError) as refused:
+        export(path, edited, tmp_path / "out")
+    assert refused.value.id == "bad-wheel"
+
+
 def test_commands_take_a_venv_or_site_packages(patch_folder, wheel, tmp_path):
     venv = tmp_path / "venv"
     site = install(venv / "lib/python3.11/site-packages", RELEASED)
