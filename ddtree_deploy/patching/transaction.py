@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Dict, Iterable, Iterator, List, Optional
 
 from ddtree_deploy.errors import LockedError
-from ddtree_deploy.release.files import attributes_of, set_attributes, sync_folder
+from ddtree_deploy.release.files import attributes_of, set_attributes, sync_folder, take_owner
 
 NEW_SUFFIX = ".ddtree-new"
 OLD_SUFFIX = ".ddtree-old"
@@ -135,8 +135,7 @@ def _write_new(path: Path, content: bytes) -> None:
     except FileNotFoundError:
         new.chmod(_DEFAULT_MODE)
         return
-    with contextlib.suppress(PermissionError):  # not root: the file becomes ours
-        os.chown(new, status.st_uid, status.st_gid)
+    take_owner(status, new)
     _take_attributes(path.resolve(), new)
     new.chmod(stat.S_IMODE(status.st_mode))
 
@@ -163,10 +162,9 @@ def _keep_old(path: Path) -> bool:
     except OSError:
         shutil.copy2(path, old, follow_symlinks=False)  # extended attributes too, but no owner
         status = path.lstat()
-        with contextlib.suppress(PermissionError):
-            os.chown(old, status.st_uid, status.st_gid, follow_symlinks=False)
-            if not stat.S_ISLNK(status.st_mode):
-                old.chmod(stat.S_IMODE(status.st_mode))  # chown may have dropped bits of it
+        take_owner(status, old)
+        if not stat.S_ISLNK(status.st_mode):
+            old.chmod(stat.S_IMODE(status.st_mode))  # chown may have dropped bits of it
     return True
 
 

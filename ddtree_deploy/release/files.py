@@ -21,6 +21,7 @@ from ddtree_deploy.errors import StepError
 
 AnyPath = Union[str, "os.PathLike[str]"]
 _CHUNK = 1 << 20
+_NO_OWNER = (errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
 _OF_CONTENT = ("security.capability", "security.ima", "security.evm")  # the kernel would drop, or not believe, them
 # The file system has no such extended attributes, it is not ours to read or to set, or it is gone.
 _NO_ATTRIBUTE = (errno.ENOTSUP, errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENODATA)
@@ -52,7 +53,7 @@ def replace_file(
             stream.write(data)
             stream.flush()
             if before is not None and os.geteuid() == 0:
-                os.fchown(stream.fileno(), before.st_uid, before.st_gid)
+                take_owner(before, stream.fileno())
             # After the writing and chown, which drop file capabilities; before a mode that may forbid it.
             set_attributes(temporary, attributes)
             os.fchmod(stream.fileno(), mode)
@@ -75,6 +76,22 @@ def break_link(path: AnyPath, sync: bool = True) -> bool:
         replace_file(path, stream.read(), stat.S_IMODE(before.st_mode), sync, attributes_of(path))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     return True
+
+
+def take_owner(status: os.stat_result, file: Union[int, AnyPath]) -> None:
+    """Give ``file``, a descriptor or a path (of a link: the link), the owner and group of ``status``, or the group
+    alone, or neither: who is not root may not, nor root on a share that makes it nobody, or in a container that the
+    owner is unknown in."""
+    for owner in (status.st_uid, -1):
+        try:
+            if isinstance(file, int):
+                os.fchown(file, owner, status.st_gid)
+            else:
+                os.lchown(file, owner, status.st_gid)
+            return
+        except OSError as error:
+            if error.errno not in _NO_OWNER:
+                raise
 
 
 def attributes_of(path: AnyPath, other_content: bool = False) -> List[Tuple[str, bytes]]:

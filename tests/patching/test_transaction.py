@@ -139,6 +139,24 @@ def test_a_copy_to_go_back_to_keeps_the_owner(tmp_path: Path, monkeypatch: pytes
     assert (file.read_text(), info.st_uid, info.st_gid, info.st_mode & 0o7777) == ("old", 1234, 1234, 0o4755)
 
 
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EINVAL])
+def test_a_file_of_another_user_stays_its_group_s(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A venv that a group works in: who is in it may give the file to the group, and not to its owner; or a container
+    that does not know the owner."""
+
+    def chown(path: Path, owner: int, group: int) -> None:
+        if owner != -1:
+            raise OSError(number, os.strerror(number))
+        given.append((Path(path).name, group))
+
+    given: list[tuple[str, int]] = []
+    file = tmp_path / "module.py"
+    file.write_text("old")
+    monkeypatch.setattr(os, "lchown", chown)
+    replace_files({file: b"new"})
+    assert file.read_text() == "new" and given == [(".module.py.ddtree-new", file.stat().st_gid)]
+
+
 def test_one_run_at_a_time_changes_a_tree(site: Path, patch_folder: Path) -> None:
     before = snapshot(site)
     holder = subprocess.Popen([sys.executable, "-c", HOLD, site], stdout=subprocess.PIPE, text=True)

@@ -44,6 +44,22 @@ def test_replace_file_that_cannot_be_renamed_leaves_nothing(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EINVAL])
+def test_replace_file_where_root_may_not_give_files_away(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A share that makes root nobody; a container that the file's owner is unknown in."""
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "fchown", refuse)
+    (tmp_path / "file").write_bytes(b"old")
+    replace_file(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"new"
+
+
 def test_break_link_keeps_bytes_mode_and_times(tmp_path: Path) -> None:
     shared, ours = tmp_path / "shared", tmp_path / "ours"
     shared.write_bytes(b"base")
