@@ -135,9 +135,9 @@ def _write_new(path: Path, content: bytes) -> None:
     except FileNotFoundError:
         new.chmod(_DEFAULT_MODE)
         return
-    take_owner(status, new)
+    lost = take_owner(status, new)
     _take_attributes(path.resolve(), new)
-    new.chmod(stat.S_IMODE(status.st_mode))
+    new.chmod(stat.S_IMODE(status.st_mode) & ~lost)
 
 
 def _take_attributes(old: Path, new: Path) -> None:
@@ -162,9 +162,9 @@ def _keep_old(path: Path) -> bool:
     except OSError:
         shutil.copy2(path, old, follow_symlinks=False)  # extended attributes too, but no owner
         status = path.lstat()
-        take_owner(status, old)
+        lost = take_owner(status, old)
         if not stat.S_ISLNK(status.st_mode):
-            old.chmod(stat.S_IMODE(status.st_mode))  # chown may have dropped bits of it
+            old.chmod(stat.S_IMODE(status.st_mode) & ~lost)  # chown may have dropped bits of it
     return True
 
 

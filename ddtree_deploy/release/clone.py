@@ -16,7 +16,7 @@ from typing import Dict, List, Tuple
 
 from ddtree_deploy.agent.protocol import Progress, ProgressSink
 from ddtree_deploy.errors import DriftError, StepError
-from ddtree_deploy.release.files import remove_file, shown
+from ddtree_deploy.release.files import remove_file, shown, take_owner
 
 METHODS = ("reflink", "hardlink", "copy")
 _FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
@@ -97,9 +97,8 @@ class Copier:
                 remove_file(target)
         if used == "copy":
             shutil.copyfile(source, target)
-        if self._root:
-            os.chown(target, info.st_uid, info.st_gid)
-        os.chmod(target, stat.S_IMODE(info.st_mode))
+        lost = take_owner(info, target) if self._root else 0
+        os.chmod(target, stat.S_IMODE(info.st_mode) & ~lost)
         os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns))
         self.counts[used] += 1
 
@@ -166,9 +165,8 @@ def finish_folders(target: str, folders: List[Tuple[str, os.stat_result]]) -> No
     as_root = os.geteuid() == 0
     for relative, info in reversed(folders):
         path = os.path.join(target, relative) if relative else target
-        if as_root:
-            os.chown(path, info.st_uid, info.st_gid)
-        os.chmod(path, stat.S_IMODE(info.st_mode))
+        lost = take_owner(info, path) if as_root else 0
+        os.chmod(path, stat.S_IMODE(info.st_mode) & ~lost)
         os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
 
 
@@ -219,7 +217,7 @@ def _clone_symlink(source: str, target: str, path: str, done: Cloned) -> None:
     info = os.lstat(source)
     os.utime(target, ns=(info.st_atime_ns, info.st_mtime_ns), follow_symlinks=False)
     if os.geteuid() == 0:
-        os.chown(target, info.st_uid, info.st_gid, follow_symlinks=False)
+        take_owner(info, target)
     done.symlinks += 1
     if os.path.isabs(destination) or os.path.normpath(os.path.join(os.path.dirname(path), destination)).startswith(
         ".."

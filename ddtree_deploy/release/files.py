@@ -53,7 +53,7 @@ def replace_file(
             stream.write(data)
             stream.flush()
             if before is not None and os.geteuid() == 0:
-                take_owner(before, stream.fileno())
+                mode &= ~take_owner(before, stream.fileno())
             # After the writing and chown, which drop file capabilities; before a mode that may forbid it.
             set_attributes(temporary, attributes)
             os.fchmod(stream.fileno(), mode)
@@ -78,20 +78,22 @@ def break_link(path: AnyPath, sync: bool = True) -> bool:
     return True
 
 
-def take_owner(status: os.stat_result, file: Union[int, AnyPath]) -> None:
+def take_owner(status: os.stat_result, file: Union[int, AnyPath]) -> int:
     """Give ``file``, a descriptor or a path (of a link: the link), the owner and group of ``status``, or the group
     alone, or neither: who is not root may not, nor root on a share that makes it nobody, or in a container that the
-    owner is unknown in."""
+    owner is unknown in. Returns the bits of a mode that the file must not get then: to run as us is not what its
+    setuid bit said."""
     for owner in (status.st_uid, -1):
         try:
             if isinstance(file, int):
                 os.fchown(file, owner, status.st_gid)
             else:
                 os.lchown(file, owner, status.st_gid)
-            return
+            return 0 if owner == status.st_uid else stat.S_ISUID
         except OSError as error:
             if error.errno not in _NO_OWNER:
                 raise
+    return stat.S_ISUID | stat.S_ISGID
 
 
 def attributes_of(path: AnyPath, other_content: bool = False) -> List[Tuple[str, bytes]]:

@@ -152,9 +152,11 @@ def test_a_file_of_another_user_stays_its_group_s(number: int, tmp_path: Path, m
     given: list[tuple[str, int]] = []
     file = tmp_path / "module.py"
     file.write_text("old")
+    file.chmod(0o4755)
     monkeypatch.setattr(os, "lchown", chown)
     replace_files({file: b"new"})
-    assert file.read_text() == "new" and given == [(".module.py.ddtree-new", file.stat().st_gid)]
+    assert (file.read_text(), file.stat().st_mode & 0o7777) == ("new", 0o755)
+    assert given == [(".module.py.ddtree-new", file.stat().st_gid)]
 
 
 def test_one_run_at_a_time_changes_a_tree(site: Path, patch_folder: Path) -> None:

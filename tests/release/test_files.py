@@ -55,9 +55,11 @@ def test_replace_file_where_root_may_not_give_files_away(
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(os, "fchown", refuse)
-    (tmp_path / "file").write_bytes(b"old")
-    replace_file(tmp_path / "file", b"new")
-    assert (tmp_path / "file").read_bytes() == b"new"
+    file = tmp_path / "file"
+    file.write_bytes(b"old")
+    file.chmod(0o6755)
+    replace_file(file, b"new")
+    assert (file.read_bytes(), file.stat().st_mode & 0o7777) == (b"new", 0o755)
 
 
 def test_break_link_keeps_bytes_mode_and_times(tmp_path: Path) -> None:
