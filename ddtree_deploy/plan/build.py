@@ -173,6 +173,10 @@ def _engine_to_patch(inputs: PlanInputs, base: Venv, diff: PackageDiff) -> list[
         versions = " and ".join(package.version for package in found)
         message = f"{engine} is recorded more than once in the base venv, as {versions}: an upgrade was interrupted"
         return [error("engine-twice", message, f"Uninstall it there until none is left. {hint}")]
+    if not same_version(found[0].version, patch_set.version):  # 1.0+cu128 and 1.0+cu130 are both 1.0
+        message = f"patch set {patch_set.name} is for {engine} {patch_set.version}, "
+        message += f"the base venv has {found[0].version}"
+        return [error("patch-set-version", message, hint)]
     if not found[0].record:
         message = f"{engine} in the base venv has no whole RECORD, so the patched files cannot be recorded"
         return [error("engine-without-record", message, hint)]
