@@ -19,10 +19,11 @@ def explain_edited(patch: FilePatch, disk: bytes, sha256: str, note: str, releas
     """The state of a file that is neither as released nor as patched, with one report a hunk."""
     lines = split_lines(disk)
     base = split_lines(released) if released is not None else None
+    opcodes = SequenceMatcher(None, base, lines, autojunk=False).get_opcodes() if base is not None else None
     reports = []
     shift = 0
     for number, hunk in enumerate(parse_diff(patch.diff).hunks, start=1):
-        at = _place_by_release(hunk, base, lines) if base is not None else hunk.old_start + shift
+        at = _place_by_release(hunk, opcodes) if opcodes is not None else hunk.old_start + shift
         report = _report(number, hunk, lines, at)
         if report.status != "conflict":
             shift = report.line - 1 - hunk.old_start
@@ -68,10 +69,10 @@ def _find(wanted: Sequence[bytes], lines: Sequence[bytes], near: int) -> Optiona
     return min(places, key=lambda i: abs(i - near), default=None) if size else None
 
 
-def _place_by_release(hunk: Hunk, base: Sequence[bytes], lines: Sequence[bytes]) -> int:
+def _place_by_release(hunk: Hunk, opcodes: Sequence[Tuple[str, int, int, int, int]]) -> int:
     """Where the line that the hunk begins at in the released file has gone on disk."""
     shift = 0
-    for tag, i1, i2, j1, j2 in SequenceMatcher(None, base, lines, autojunk=False).get_opcodes():
+    for tag, i1, i2, j1, j2 in opcodes:
         if i1 > hunk.old_start:
             break
         shift = j1 - i1 if tag == "equal" else j2 - i2

@@ -3,13 +3,14 @@ import itertools
 import json
 import os
 import shutil
+from difflib import SequenceMatcher
 from pathlib import Path
 
 import pytest
 from patching_tree import EDITS, NEW, RELEASED, install, snapshot
 
 from ddtree_deploy.errors import InputError, StepError
-from ddtree_deploy.patching import engine, transaction
+from ddtree_deploy.patching import engine, explain, transaction
 from ddtree_deploy.patching.export import export
 from ddtree_deploy.patching.record import Record
 from ddtree_deploy.patching.series import load_patch_set
@@ -349,6 +350,23 @@ def test_with_the_released_text_the_edits_are_shown(patch_set, site):
     assert [h.status for h in state.hunks] == ["fits", "fits"]
     other = states(patch_set, site, released=lambda path: b"other\n")[SPEC_INFO]
     assert other.edits == "" and "not the one" in other.note
+
+
+def test_an_edited_file_is_compared_with_the_released_one_once(patch_set, site, monkeypatch):
+    """Not once a hunk: a large file that an editor stripped of blanks takes seconds each time."""
+    compared = []
+
+    class Counted(SequenceMatcher):
+        def __init__(self, junk, left, right, autojunk):
+            compared.append(len(left))
+            super().__init__(junk, left, right, autojunk)
+
+    monkeypatch.setattr(explain, "SequenceMatcher", Counted)
+    content = RELEASED[SPEC_INFO]
+    (site / SPEC_INFO).write_bytes(content.replace(b" = ", b"="))
+    state = states(patch_set, site, released=RELEASED.get)[SPEC_INFO]
+    assert len(state.hunks) == 2
+    assert compared.count(len(content.splitlines())) == 1
 
 
 def test_hunk_reports_tell_applied_from_conflicting(patch_set, site):
