@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.release.layout import open_layout
+from ddtree_deploy.release.layout import PARTIAL, RECORD, Layout, open_layout
+from ddtree_deploy.release.store import current_release
 
 INHERITED = ("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR")
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -52,28 +53,71 @@ def release_python(release: Path) -> Path:
 
 
 def resolve_release(root: Path, release: Optional[str]) -> Path:
-    """A release by id or path, or the current one; raises InputError ``root-not-a-folder``,
-    ``no-current-release`` or ``release-missing``."""
-    open_layout(root)
+    """A release by id or path, or the current one. Raises InputError ``root-not-a-folder``, ``no-current-release``,
+    ``release-missing``, ``bad-release-id``; ``current-not-a-link`` or ``current-elsewhere`` where ``current`` is not
+    ours or leads to what is none of our releases; ``release-incomplete`` for one that is half built."""
+    layout = open_layout(root)
     if release is None:
-        current = root / "current"
-        if not current.exists():
-            raise InputError(
-                "no-current-release",
-                "no release is active",
-                where=str(current),
-                hint="run: ddtree-deploy provision HOST",
-            )
-        return current.resolve()
-    path = Path(release).expanduser() if "/" in release else root / "releases" / release
+        path = _current(layout)
+    elif "/" in release:
+        path = expand_user(release, "release")
+    else:
+        path = layout.release(release)
     if not path.is_dir():
         raise InputError(
             "release-missing",
-            f"there is no release {release!r}",
+            f"there is no release {path.name if release is None else release!r}",
             where=str(path),
             hint="ddtree-deploy releases HOST lists them",
         )
-    return path.resolve()
+    real = path.resolve()
+    if real.name.endswith(PARTIAL):  # while one is built its name leads there, and also after a run that was killed
+        raise InputError(
+            "release-incomplete",
+            f"the release {path.name} is being built, or was left half built by a run that was interrupted",
+            where=str(real),
+            hint="wait for the run that builds it, or provision again",
+        )
+    return real
+
+
+def _current(layout: Layout) -> Path:
+    """Where ``current`` leads to, a folder of ``releases``, whether it is there or not."""
+    if not os.path.lexists(layout.current):
+        raise InputError(
+            "no-current-release",
+            "no release is active",
+            where=str(layout.current),
+            hint="run: ddtree-deploy provision HOST",
+        )
+    if not layout.current.is_symlink():
+        raise InputError(
+            "current-not-a-link",
+            f"{layout.current} is no symlink, so it was not made by us, and leads to no release",
+            where=str(layout.current),
+            hint="look at it, then move it away, or set another `root`",
+        )
+    name = current_release(layout)
+    path = layout.releases / (name or "")
+    if name is None or (path.is_dir() and not os.path.lexists(path / RECORD)):
+        raise InputError(
+            "current-elsewhere",
+            f"{layout.current} leads to {os.path.realpath(layout.current)}, which is no release of ours",
+            where=str(layout.current),
+            hint="`ddtree-deploy rollback HOST --to RELEASE` makes one of ours current; or name one with --release",
+        )
+    return path
+
+
+def expand_user(text: str, what: str) -> Path:
+    """``text`` with ``~`` as the home it stands for on this host; raises InputError ``no-such-home``."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        user = text.split("/", 1)[0]
+        raise InputError(
+            "no-such-home", f"there is no home folder for {user} on this host", where=what, hint="give the whole path"
+        ) from error
 
 
 def profile_environment(release: Path) -> Dict[str, str]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from served_host import Host
+from stand_in_engine import make_release
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.serve.environment import profile_arguments, resolve_release, service_environment
@@ -37,6 +38,41 @@ def test_which_release(host: Host) -> None:
     assert resolve_release(host.root, str(host.release)) == host.release
     with pytest.raises(InputError):
         resolve_release(host.root, "other")
+
+
+def refused(host: Host, release: str | None) -> InputError:
+    with pytest.raises(InputError) as caught:
+        resolve_release(host.root, release)
+    return caught.value
+
+
+def test_a_current_that_is_not_ours_is_named_and_not_followed(host: Host, tmp_path: Path) -> None:
+    current = host.root / "current"
+    others = make_release(tmp_path / "others")
+    for target in (others, "..", "releases/no-record"):
+        (host.root / "releases" / "no-record" / "bin").mkdir(parents=True, exist_ok=True)
+        current.unlink()
+        current.symlink_to(target)
+        error = refused(host, None)
+        assert (error.id, error.where) == ("current-elsewhere", str(current))
+        assert str(current.resolve()) in error.message and "rollback" in str(error.hint)
+    current.unlink()
+    current.symlink_to("releases/gone")
+    error = refused(host, None)
+    assert (error.id, error.where) == ("release-missing", str(host.root / "releases" / "gone"))
+    current.unlink()
+    others.rename(current)
+    assert refused(host, None).id == "current-not-a-link"
+
+
+def test_a_release_that_is_half_built_is_not_run(host: Host) -> None:
+    partial = make_release(host.root / "releases" / "half.partial")
+    (host.root / "releases" / "half").symlink_to("half.partial")
+    (host.root / "current").unlink()
+    (host.root / "current").symlink_to("releases/half")
+    for release in ("half", str(partial), None):
+        assert refused(host, release).id == "release-incomplete"
+    assert refused(host, "half.partial").id == refused(host, "..").id == "bad-release-id"
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])
