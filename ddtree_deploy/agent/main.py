@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Dict, List, NoReturn, Optional
 
 from ddtree_deploy.agent import blobs, operations
 from ddtree_deploy.agent.protocol import HEARTBEAT, Progress, ProgressSink, Writer
-from ddtree_deploy.errors import DeployError, ExitCode, StepError
+from ddtree_deploy.errors import DeployError, ExitCode, InputError, StepError
 
 GRACE = 60.0  # removing a half-built release of 60,000 files takes a while on a busy disk
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -188,8 +188,9 @@ def _parse(line: bytes) -> Dict[str, Any]:
     return request  # type: ignore[no-any-return]
 
 
-def _refusal(error: BaseException) -> Optional[StepError]:
-    """What no operation can foresee: the host does not let its user read, write or signal something, or is full."""
+def _refusal(error: BaseException) -> Optional[DeployError]:
+    """What no operation can foresee: the host does not let its user read, write or signal something, is full, or takes
+    no name of that length."""
     if not isinstance(error, OSError):
         return None
     place = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else None
@@ -198,10 +199,14 @@ def _refusal(error: BaseException) -> Optional[StepError]:
     what = f"{place}: {error.strerror}" if place else str(error.strerror or error)
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         hint = "connect as the user whose files and processes these are, or as root"
+        if error.errno == errno.EROFS:
+            hint = "the file system is mounted read-only, as the kernel does after an error of the disk: look at dmesg"
         return StepError("permission-denied", f"user {user_name()} may not do this: {what}", where=place, hint=hint)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "free some space: `ddtree-deploy prune HOST --keep 1` removes old releases"
         return StepError("no-space", f"the disk is full: {what}", where=place, hint=hint)
+    if error.errno == errno.ENAMETOOLONG:
+        return InputError("bad-path", what, where=place, hint="give a path that this host can have")
     return None
 
 

@@ -137,7 +137,8 @@ def service_environment(
 ) -> Dict[str, str]:
     """The whole environment of a service: the system's basics, the profile's variables, then ``overrides``."""
     environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
-    environment.setdefault("HOME", str(Path("~").expanduser()))
+    home = os.path.expanduser("~")  # noqa: PTH111  Path raises where there is none
+    environment.setdefault("HOME", home if home != "~" else "/")  # a uid without an entry in passwd has none
     environment["PATH"] = SYSTEM_PATH
     environment["VIRTUAL_ENV"] = str(release)
     environment["PYTHONNOUSERSITE"] = "1"

@@ -11,7 +11,7 @@ from ddtree_deploy import codec
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.plan.inputs import AUTO, BUDGET_HINT, parse_budget
 from ddtree_deploy.serve.command import check_engine_arguments, split_options
-from ddtree_deploy.serve.environment import profile_arguments
+from ddtree_deploy.serve.environment import expand_user, profile_arguments
 from ddtree_deploy.serve.process import MARKER
 from ddtree_deploy.serve.spec import ADMIN_API_KEY, ALGORITHMS, API_KEY, ServiceSpec, is_loopback
 
@@ -156,7 +156,7 @@ def _model_path(value: str, what: str) -> str:
     """A model's folder on this host, or a hub name, which the engine resolves; raises InputError."""
     if not value:
         raise InputError(f"{what}-missing", f"no {what} is given", where=what, hint=f"set {what} in the inventory")
-    path = Path(value).expanduser()
+    path = expand_user(value, what)
     if not path.is_absolute():
         if _HUB_NAME.match(value) and not value.startswith("."):
             return value

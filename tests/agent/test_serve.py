@@ -114,11 +114,17 @@ def test_anything_else_is_a_crash_with_its_traceback_and_the_agent_goes_on(
 
 @pytest.mark.parametrize(
     ("number", "id"),
-    [(errno.EACCES, "permission-denied"), (errno.EROFS, "permission-denied"), (errno.ENOSPC, "no-space")],
+    [
+        (errno.EACCES, "permission-denied"),
+        (errno.EROFS, "permission-denied"),
+        (errno.ENOSPC, "no-space"),
+        (errno.ENAMETOOLONG, "bad-path"),
+    ],
 )
 def test_what_the_host_refuses_is_no_bug_of_ours(agent: AgentProcess, number: int, id: str) -> None:
     error = agent.ask("refused_by_the_host", {"errno": number})["error"]
-    assert (error["id"], error["where"], error["exit_code"]) == (id, "/srv/file", 5)
+    code = 3 if id == "bad-path" else 5
+    assert (error["id"], error["where"], error["exit_code"]) == (id, "/srv/file", code)
     assert error["hint"] and os.strerror(number) in error["message"]
 
 

@@ -22,6 +22,13 @@ def test_only_what_is_meant_to_get_in(host: Host, monkeypatch: pytest.MonkeyPatc
     assert (environment["CUDA_DEVICE_ORDER"], environment["CUDA_VISIBLE_DEVICES"]) == ("PCI_BUS_ID", "3")
 
 
+def test_a_user_without_a_home(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs under a uid of its own: no HOME, and no entry in passwd."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 4_000_000_000)
+    assert service_environment(host.release)["HOME"] == "/"
+
+
 def test_profile_then_overrides(host: Host) -> None:
     record = {"environment": {"A": "{release}/a", "B": "b"}, "engine_arguments": ["--file={release}/x"]}
     (host.release / ".ddtree" / "release.json").write_text(json.dumps(record))

@@ -29,6 +29,8 @@ from ddtree_deploy.serve.spec import API_KEY, is_loopback
         ({"model": "/nowhere/model"}, "model-missing"),
         ({"model": "relative"}, "bad-model"),
         ({"model": "./a/b"}, "bad-model"),
+        ({"model": "~no-such-user/model"}, "no-such-home"),
+        ({"release": "~no-such-user/release"}, "no-such-home"),
         ({"model": "/usr/lib"}, "model-incomplete"),
         ({"draft": None}, "draft-missing"),
         ({"draft": "/nowhere/draft"}, "draft-missing"),
