@@ -20,6 +20,7 @@ from typing import Optional, Type
 from ddtree_deploy.errors import LockedError, StepError
 from ddtree_deploy.facts.system import boot_id
 from ddtree_deploy.release.journal import utc_now
+from ddtree_deploy.release.space import is_full
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,12 @@ class Lock:
         self._descriptor = descriptor
         owner = json.dumps(asdict(_ourselves(self._command)), ensure_ascii=True)
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, owner.encode("ascii") + b"\n", 0)
-        os.fsync(descriptor)
+        try:
+            os.pwrite(descriptor, owner.encode("ascii") + b"\n", 0)
+            os.fsync(descriptor)
+        except OSError as error:
+            if not is_full(error):  # the flock counts; a full disk must not hinder the prune that makes room
+                raise
         return self
 
     def __exit__(

@@ -34,7 +34,7 @@ def prune(root: str, keep: Any, progress: ProgressSink) -> Dict[str, Any]:
     agent that are not used any more.
 
     Never removed: the current release, the complete one before it, and one that a service of ours was started from;
-    nor any while there is a service of which that cannot be read. Returns
+    nor any while there is a service of which that cannot be read. A full disk is no hindrance. Returns
     {removed: [id], kept: [{id, why}], foreign: [name], cache_removed: [name], freed_bytes, note}. ``foreign``: what is
     there besides, and stays. ``freed_bytes`` is what the disk gained (files shared with the base venv free nothing).
     Raises InputError ``bad-keep``, LockedError.
@@ -66,13 +66,14 @@ def prune(root: str, keep: Any, progress: ProgressSink) -> Dict[str, Any]:
         for release in releases:
             if release.id in why:
                 continue
-            journal.append("pruned", release=release.id)
+            journal.append_or_keep("pruned", release=release.id)
             progress(Progress("prune", f"removing {release.id}", done_files=len(removed), total_files=len(releases)))
             remove_release(layout, release.id)
             remove_tree(layout.logs(release.id))
             removed.append(release.id)
         kept = [{"id": release.id, "why": why[release.id]} for release in releases if release.id in why]
         cache = _prune_cache(layout, [entry["id"] for entry in kept]) + remove_unused()
+        journal.write_kept()
         progress(Progress("prune", "", done_files=len(removed), total_files=len(removed), finished=True))
         return {
             "removed": removed,
@@ -110,7 +111,7 @@ def clean_leftovers(layout: Layout, journal: Journal, progress: ProgressSink) ->
             doomed.append(os.path.join(layout.root, name))
     removed = [os.path.relpath(path, layout.root) for path in sorted(doomed)]
     if removed:
-        journal.append("note", message="removing what an interrupted run left", paths=removed)
+        journal.append_or_keep("note", message="removing what an interrupted run left", paths=removed)
     for path in doomed:
         progress(Progress("clean", f"removing {os.path.basename(path)}, left by an interrupted run"))
         remove_tree(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from os import PathLike
 from pathlib import Path
@@ -28,3 +29,8 @@ def require_space(path: Union[str, PathLike[str]], needed: int, what: str, spare
             hint="free some space (`ddtree-deploy prune HOST --keep 1`) or choose a root on another file system",
             details={"needed_bytes": needed, "free_bytes": free, "missing_bytes": missing},
         )
+
+
+def is_full(error: OSError) -> bool:
+    """Whether the disk, or what its user may have of it, is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -91,17 +91,6 @@ def test_an_ordinary_user_clones_the_venv_of_root(open_folder: Path, wheels: Dic
     assert venvs.tree_state(base) == before
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    options = getattr(request, "param", "size=2m")
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=False).returncode != 0:
-        pytest.skip("may not mount a tmpfs")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
 def test_disk_that_is_full_before(base: Path, small_disk: Path) -> None:
     (base / "big").write_bytes(b"x" * (4 << 20))
     action = venvs.clone_action(base, "test-1", "d" * 64)

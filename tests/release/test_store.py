@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, List
 
 import pytest
+from disks import fill
 
 from ddtree_deploy.agent.operations import find
 from ddtree_deploy.agent.protocol import silent
@@ -336,6 +337,19 @@ def test_a_current_release_without_record_is_listed_as_incomplete(three: Path) -
     last = {release.id: release for release in list_releases(str(three))}["r-3"]
     assert (last.current, last.complete) == (True, False)
     assert prune(str(three), 0, silent)["removed"] == ["r-1"]
+
+
+def test_prune_makes_room_on_a_full_disk(small_disk: Path) -> None:
+    """What the hint of ``no-space`` tells to do: neither the lock's record nor the journal needs room before."""
+    root = small_disk / "root"
+    for day, id in enumerate(("r-1", "r-2", "r-3"), 1):
+        (add_release(root, id, day) / "weights").write_bytes(bytes(1 << 18))
+    (root / "releases" / "r-9.partial").mkdir()
+    fill(small_disk)
+    result = prune(str(root), 0, silent)
+    assert result["removed"] == ["r-1"] and result["freed_bytes"] >= 1 << 18
+    assert [entry["release"] for entry in read_journal(Layout(root).journal) if entry["event"] == "pruned"] == ["r-1"]
+    assert ids(root) == ["r-2", "r-3"]
 
 
 def test_prune_twice_removes_nothing_more(three: Path) -> None:
