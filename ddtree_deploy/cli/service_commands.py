@@ -237,4 +237,6 @@ def _draw_stopped(console: Console, result: HostResult) -> None:
         what = "stopped" if service["changed"] else f"nothing to do, it is {service['state']}"
         if service["state"] == "unknown":
             what = f"left as it is, its state is unknown: {service['detail']}"
+        elif service.get("detail"):
+            what += f" ({service['detail']})"
         console.print(f"{result.host}: {service['name']}: {what}")

@@ -100,22 +100,37 @@ def op_stop(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
 
     params: ``{"root", "services": names or None}``. Result: ``{"services": [{"name", "changed", "state"}],
     "changed"}``. Stopping what does not run is fine. One whose files cannot be read is ``unknown``, with
-    ``detail``; the others are stopped. Raises InputError ``no-such-service``, StepError ``processes-left`` or
-    ``gpu-held``.
+    ``detail``; the others are stopped. Where a full or read-only disk does not take the new state, that is ``dead``,
+    with ``detail``. Raises InputError ``no-such-service``; StepError ``processes-left`` or ``gpu-held`` of the first
+    that cannot be stopped, once all others are.
     """
     layout = layout_of(params)
     names = params.get("services")
     folders = service_folders(layout.root) if names is None else pick_services(layout, names)
-    services = []
+    services: List[Dict[str, Any]] = []
+    problems: List[Exception] = []
     for folder in folders:
         error = unreadable(folder)
         if error is not None:
             info = unknown_info(folder, error)
             services.append({"name": info.name, "changed": False, "state": info.state, "detail": info.detail})
             continue
-        changed = stop_service(folder, progress)
+        changed = False
+        detail = {}
+        try:
+            changed = stop_service(folder, progress)
+        except (DeployError, OSError) as problem:  # the others are stopped all the same
+            problems.append(problem)
+            detail = {"detail": in_words(problem)}
         state = read_state(folder)
-        services.append({"name": folder.name, "changed": changed, "state": state.state if state else "stopped"})
+        if changed and state is not None and state.state == "dead":
+            detail = {"detail": f"nothing of it is left, but that cannot be written to {folder.state_file}"}
+        state_name = state.state if state else "stopped"
+        services.append({"name": folder.name, "changed": changed, "state": state_name, **detail})
+    if problems:
+        if isinstance(problems[0], DeployError):
+            problems[0].details["services"] = services
+        raise problems[0]
     return {"services": services, "changed": any(service["changed"] for service in services)}
 
 
@@ -154,7 +169,10 @@ def _status(folder: ServiceFolder, probe: bool, timeout: float) -> Dict[str, Any
 
 def _probe_once(folder: ServiceFolder, spec: ServiceSpec, timeout: float) -> Optional[ProbeResult]:
     """One completion; None if another caller is asking right now (probes must not pile up: sglang#35884)."""
-    handle = os.open(folder.path / "probe.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        handle = os.open(folder.path / "probe.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:  # a read-only or full disk, which is a reason to look at what still runs
+        return readiness.complete(spec, folder.secrets().get(API_KEY), timeout)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return readiness.complete(spec, folder.secrets().get(API_KEY), timeout)

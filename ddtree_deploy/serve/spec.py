@@ -12,6 +12,7 @@ The folder of a service::
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import os
@@ -176,11 +177,16 @@ def write_atomic(path: Path, text: str, mode: int) -> None:
     if temporary.exists():  # of an earlier process with our pid
         temporary.unlink()
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(handle, "w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:  # such as a full disk: nothing half written stays, secrets least of all
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def services_dir(root: Path) -> Path:

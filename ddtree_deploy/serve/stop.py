@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import signal
 import time
 from dataclasses import replace
@@ -18,14 +21,15 @@ from ddtree_deploy.serve.process import (
     service_processes,
 )
 from ddtree_deploy.serve.spec import ServiceFolder
-from ddtree_deploy.serve.state import LIVING, read_state, write_state
+from ddtree_deploy.serve.state import LIVING, ServiceState, read_state, write_state
 
 _SUPERVISOR_GRACE_S = 30.0  # beyond the engine's own grace: killing, collecting, writing the state
 _DRIVER_GRACE_S = 10.0
 
 
 def stop_service(folder: ServiceFolder, progress: ProgressSink) -> bool:
-    """Stop the service and everything of it; False if there was nothing to stop.
+    """Stop the service and everything of it; False if there was nothing to stop. Where the disk is full or read-only
+    nothing tells of it but that the service is ``dead``.
 
     Raises StepError ``processes-left`` when a process cannot be killed, ``gpu-held`` when the driver still lists one.
     """
@@ -48,13 +52,24 @@ def stop_service(folder: ServiceFolder, progress: ProgressSink) -> bool:
             where=str(folder.path),
             hint="a process in the driver (state D) ends only when the driver lets go; look at dmesg",
         )
-    now = read_state(folder) or state
-    if now.state not in ("stopped", "failed"):
-        write_state(folder, replace(now, state="stopped", phase="", engine=None, supervisor=None))
+    _write_end(folder, state)
     if spec.gpu_uuid is not None:
         _check_gpu(spec.gpu_uuid, had, folder)
     progress(Progress(f"stop {folder.name}", "stopped", finished=True))
     return was_living or state.state == "dead"
+
+
+def _write_end(folder: ServiceFolder, state: ServiceState) -> None:
+    """Say that the service is stopped, unless its supervisor has said how it ended, or it was started anew."""
+    with contextlib.suppress(OSError):  # what had to go is gone, which counts
+        handle = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused: a supervisor lives, and writes the state
+            now = read_state(folder) or state
+            if now.state not in ("stopped", "failed"):
+                write_state(folder, replace(now, state="stopped", phase="", engine=None, supervisor=None))
+        finally:
+            os.close(handle)
 
 
 def _wait_for_end(supervisor: ProcessIdentity, seconds: float, name: str, progress: ProgressSink) -> None:

@@ -50,6 +50,7 @@ from ddtree_deploy.serve.state import ProbeResult, ServiceState, timestamp, writ
 _PROBE_PAUSE_S = 0.1  # between two looks at the port
 _BACKOFF_LIMIT_S = 60.0
 _LINE_LIMIT = 65536
+_LOCK_S = 1.0
 
 
 class Supervisor:
@@ -335,15 +336,27 @@ def _detach() -> None:
     os.umask(0o022)
 
 
+def _taken(lock: int) -> bool:
+    """Take the folder's lock; False if another supervisor has it. Whoever stops or starts a service has it only for a
+    moment."""
+    deadline = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+        time.sleep(0.02)
+
+
 def main(arguments: List[str]) -> int:
     """``<service folder> <launch id>``; ends at once in the caller, stays as a process of its own."""
     directory, launch = arguments
     folder = ServiceFolder(Path(directory))
     _detach()
     lock = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not _taken(lock):
         print(f"another supervisor keeps {folder.path}", file=sys.stderr)
         return 1
     spec = folder.spec()

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from disks import small_disk
 from served_host import Host
+
+__all__ = ["host", "small_disk"]
 
 
 @pytest.fixture

@@ -20,14 +20,17 @@ from processes import command_line, wait_until
 from served_host import PORTS, Host
 
 from ddtree_deploy.agent.bundle import build_bundle
-from ddtree_deploy.agent.protocol import Progress, silent
+from ddtree_deploy.agent.protocol import Progress, ProgressSink, silent
 from ddtree_deploy.errors import DeployError, InputError, StepError
 from ddtree_deploy.serve import launch
+from ddtree_deploy.serve.manager import start_service
 from ddtree_deploy.serve.operations import list_services, op_launch, op_logs, op_restart
 from ddtree_deploy.serve.ports import allocate, is_free
 from ddtree_deploy.serve.process import identify, is_alive, send_signal
 from ddtree_deploy.serve.readiness import complete
+from ddtree_deploy.serve.spec import ServiceFolder
 from ddtree_deploy.serve.state import ServiceState, write_state
+from ddtree_deploy.serve.stop import stop_service
 
 
 def test_launch_status_logs_stop(host: Host) -> None:
@@ -252,6 +255,41 @@ def test_stopping_while_it_starts(host: Host) -> None:
     assert host.stop()["changed"]
     assert not is_alive(engine)
     assert host.state().state == "stopped"
+
+
+def test_stopping_what_somebody_starts_anew_meanwhile(host: Host) -> None:
+    """The second operator's restart comes between the end of the supervisor and what the first one's stop writes."""
+    folder = host.start_spec({"STAND_IN_DELAY": "1"})
+    old = host.state().supervisor
+
+    def restart(progress: Progress) -> None:
+        if host.state().launch == "test":
+            wait_until(lambda: not is_alive(old), "the first supervisor's end")
+            start_service(folder, "other")
+            host.until("loading", lambda state: state.engine is not None)
+
+    stop_service(folder, restart)
+    assert (host.state().state, host.state().launch) == ("starting", "other")
+    host.until("ready", lambda state: state.state == "ready")
+
+
+def test_what_cannot_be_stopped_does_not_keep_the_others(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.launch()
+    stubborn = host.folder("a")
+    stubborn.write(dataclasses.replace(host.spec({}), name="a"), {})
+
+    def stop(folder: ServiceFolder, progress: ProgressSink) -> bool:
+        if folder.name == "a":
+            raise StepError("processes-left", "a: processes 1 do not end")
+        return stop_service(folder, progress)
+
+    monkeypatch.setattr("ddtree_deploy.serve.operations.stop_service", stop)
+    with pytest.raises(StepError) as caught:
+        host.stop()
+    monkeypatch.undo()
+    assert caught.value.id == "processes-left"
+    assert [service["changed"] for service in caught.value.details["services"]] == [False, True]
+    assert host.state().state == "stopped" and not host.processes()
 
 
 def test_a_slow_completion_does_not_make_a_ready_service_fail(host: Host) -> None:
