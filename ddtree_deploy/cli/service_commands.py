@@ -146,9 +146,11 @@ def restart(
 ) -> None:
     """Stop services and start them again with the settings they have."""
     app = app_context(context)
-    work = call_op(
-        "service.restart", lambda host: {"root": host.root, "services": service or None, "wait": wait}, _stop_code
-    )
+
+    def params(host: HostSettings) -> dict[str, Any]:
+        return {"root": host.root, "services": service or None, "ports": list(host.ports), "wait": wait}
+
+    work = call_op("service.restart", params, _stop_code)
     run_on_hosts(app, "restart", app.hosts(hosts), work, _draw_services)
 
 

@@ -15,16 +15,25 @@ from ddtree_deploy.facts.gpu import GpuFacts, probe_gpus
 from ddtree_deploy.facts.model import Gpu
 from ddtree_deploy.release.layout import Layout, open_layout
 from ddtree_deploy.release.lock import Lock
+from ddtree_deploy.release.space import require_space
 from ddtree_deploy.serve.command import merge_arguments
 from ddtree_deploy.serve.environment import release_python, resolve_release
 from ddtree_deploy.serve.gpus import runs_on_cpu, select_gpus
 from ddtree_deploy.serve.logs import tail
 from ddtree_deploy.serve.manager import start_service
-from ddtree_deploy.serve.ports import DEFAULT_RANGE, allocate
-from ddtree_deploy.serve.settings import LaunchSettings, base_spec, check_auto_budget, parse_ports, read_settings
+from ddtree_deploy.serve.ports import DEFAULT_RANGE, allocate, is_free
+from ddtree_deploy.serve.settings import (
+    LaunchSettings,
+    base_spec,
+    check_auto_budget,
+    model_path,
+    parse_ports,
+    read_settings,
+)
 from ddtree_deploy.serve.spec import ServiceFolder, ServiceSpec, service_folders
 from ddtree_deploy.serve.state import (
     LIVING,
+    ServiceState,
     read_state,
     secrets_problem,
     service_info,
@@ -34,6 +43,7 @@ from ddtree_deploy.serve.state import (
 from ddtree_deploy.serve.stop import stop_service
 
 _POLL_S = 0.1
+_SPACE = 1 << 20  # bytes free before anything is stopped: a few small files a service, and the first lines of its log
 _LOOK = "ddtree-deploy status HOST and ddtree-deploy logs HOST say more"
 
 
@@ -68,20 +78,20 @@ def op_launch(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
     with Lock(layout.services / ".lock", "launch"):
         damaged = _damaged(layout, [for_gpu(base, gpu) for gpu in gpus])
         targets = _prepare(layout, base, settings, gpus, progress)
-        for target in targets:
-            if target.launch is not None:
-                start_service(target.folder, target.launch)
-    result = _wait_for(targets, settings.wait, progress)
+        failures = _start(targets)
+    result = _wait_for(targets, settings.wait, progress, failures)
     return {**result, "services": result["services"] + damaged}
 
 
 def op_restart(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
-    """Stop services and start them again with the settings, secrets and ports they have.
+    """Stop services and start them again with the settings and secrets they have, and the ports while they are free.
 
-    params: ``{"root", "services": names or None for all, "wait": bool}``. Result and errors as ``op_launch``. One
-    whose files cannot be read is left as it is: its state is ``unknown``.
+    params: ``{"root", "services": names or None for all, "ports": as for a launch, "wait": bool}``. Result and errors
+    as ``op_launch``: what cannot start again, for example because its release or model is gone, is told before
+    anything is stopped. One whose files cannot be read is left as it is: its state is ``unknown``.
     """
     layout = layout_of(params)
+    allowed = parse_ports(params.get("ports"), DEFAULT_RANGE)
     folders = pick_services(layout, params.get("services"))
     targets = []
     unknown = []
@@ -93,12 +103,72 @@ def op_restart(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]
                 continue
             spec = folder.spec()
             assert spec is not None  # pick_services returns launched ones
-            release_python(Path(spec.release))
-            stop_service(folder, progress)
+            _check_again(spec)
             targets.append(_Target(folder, spec, uuid.uuid4().hex))
-            start_service(folder, targets[-1].launch or "")
-    result = _wait_for(targets, bool(params.get("wait", True)), progress)
+        targets = _with_ports(layout, targets, allowed)
+        require_space(layout.services, _SPACE, "the services' files need")
+        for target in targets:
+            stop_service(target.folder, progress)
+            if target.spec != target.folder.spec():
+                target.folder.write(target.spec, target.folder.secrets())
+        failures = _start(targets)
+    result = _wait_for(targets, bool(params.get("wait", True)), progress, failures)
     return {**result, "services": result["services"] + unknown}
+
+
+def _check_again(spec: ServiceSpec) -> None:
+    """What a launch has checked and may be gone since; raises InputError, which names the service."""
+    try:
+        release_python(Path(spec.release))
+        model_path(spec.model, "model")
+        if spec.draft is not None:
+            model_path(spec.draft, "draft")
+    except InputError as error:
+        raise InputError(error.id, f"{spec.name}: {error.message}", where=error.where, hint=error.hint) from error
+
+
+def _with_ports(layout: Layout, targets: List[_Target], allowed: range) -> List[_Target]:
+    """``targets`` with their own ports, or with others where somebody has taken those since. Raises InputError
+    ``service-running`` for one whose device another service has by now, ``ports-exhausted``."""
+    names = [target.spec.name for target in targets]
+    running = {folder.name: spec for folder, spec in _launched(layout) if _holds_ports(read_state(folder))}
+    others = [spec for name, spec in running.items() if name not in names]
+    taken = {port for spec in others for port in _ports(spec)}
+    freed = {port for name, spec in running.items() if name in names for port in _ports(spec)}
+    chosen: Dict[str, _Target] = {}
+    for target in sorted(targets, key=lambda target: target.spec.name not in running):  # these have their ports now
+        spec = target.spec
+        for other in [*others, *(done.spec for done in chosen.values())]:
+            if other.shares_device(spec):
+                raise InputError(
+                    "service-running",
+                    f"service {other.name} is on the device of service {spec.name}",
+                    where=str(layout.services / other.name),
+                    hint="name the one to restart with --service, and stop the other",
+                )
+        ports = [port for port in _ports(spec) if port not in taken and (port in freed or is_free(port))]
+        if len(ports) < 2:
+            ports = allocate(allowed, taken, 2, ports, freed)
+        taken |= set(ports)
+        chosen[spec.name] = replace(target, spec=replace(spec, port=ports[0], nccl_port=ports[1]))
+    return [chosen[name] for name in names]
+
+
+def _holds_ports(state: Optional[ServiceState]) -> bool:
+    """Whether the service has processes, or a dead supervisor may have left some."""
+    return state is not None and state.state in (*LIVING, "dead")
+
+
+def _start(targets: List[_Target]) -> Dict[str, DeployError]:
+    """Start those that do not run already; why each that could not be started was not, by name."""
+    failures: Dict[str, DeployError] = {}
+    for target in targets:
+        try:
+            if target.launch is not None:
+                start_service(target.folder, target.launch)
+        except DeployError as error:
+            failures[target.spec.name] = error
+    return failures
 
 
 def layout_of(params: Dict[str, Any]) -> Layout:
@@ -124,7 +194,7 @@ def pick_services(layout: Layout, names: Optional[List[str]]) -> List[ServiceFol
             where=str(layout.services),
             hint=f"there are: {', '.join(known)}",
         )
-    return [known[name] for name in names]
+    return [known[name] for name in dict.fromkeys(names)]
 
 
 def _damaged(layout: Layout, wanted: List[ServiceSpec]) -> List[Dict[str, Any]]:
@@ -177,6 +247,8 @@ def _prepare(
         taken |= {port, nccl_port}
         spec = replace(wanted, port=port, nccl_port=nccl_port)
         targets.append(_Target(ServiceFolder(layout.services / spec.name), spec, uuid.uuid4().hex))
+    if targets:
+        require_space(layout.services, _SPACE, "the services' files need")
     for folder in stop.values():
         stop_service(folder, progress)
     for folder, spec, state in existing:  # a dead supervisor may have left an engine that holds the GPU
@@ -220,12 +292,15 @@ def _running(folder: ServiceFolder, spec: ServiceSpec, wanted: ServiceSpec) -> I
     )
 
 
-def _wait_for(targets: List[_Target], wait: bool, progress: ProgressSink) -> Dict[str, Any]:
-    """Until every service is ready or has failed. The supervisors do the work and keep to their deadline themselves:
-    a caller that is interrupted here leaves services that go on starting, as ``status`` shows."""
+def _wait_for(
+    targets: List[_Target], wait: bool, progress: ProgressSink, failures: Dict[str, DeployError]
+) -> Dict[str, Any]:
+    """Until every service is ready or has failed, as those of ``failures`` have. The supervisors do the work and
+    keep to their deadline themselves: a caller that is interrupted here leaves services that go on starting, as
+    ``status`` shows."""
     began = time.monotonic()
-    open_targets = {target.spec.name: target for target in targets if wait}
-    failures: Dict[str, DeployError] = {}
+    open_targets = {target.spec.name: target for target in targets if wait and target.spec.name not in failures}
+    failures = dict(failures)
     while open_targets:
         for name, target in list(open_targets.items()):
             state = read_state(target.folder)

@@ -12,15 +12,19 @@ from pathlib import Path
 import ddtree_deploy
 from ddtree_deploy.agent.archive import archive_path, command
 from ddtree_deploy.errors import StepError
+from ddtree_deploy.release.space import require_space
 from ddtree_deploy.serve.logs import tail
 from ddtree_deploy.serve.spec import ServiceFolder
 from ddtree_deploy.serve.state import read_state
 
 _START_S = 20.0
+_GONE_S = 2.0  # by then it holds its folder's lock, if it lives
+_SPACE = 1 << 16
 
 
 def start_service(folder: ServiceFolder, launch: str) -> None:
-    """Start the supervisor as a process of its own and wait until it says so; raises StepError ``supervisor-failed``.
+    """Start the supervisor as a process of its own and wait until it says so; raises StepError ``supervisor-failed``,
+    ``no-space``.
 
     It runs the code that runs now, a zipapp or a source tree, and imports all of it at its start: the zipapp may be
     replaced while the service lives.
@@ -45,7 +49,10 @@ def start_service(folder: ServiceFolder, launch: str) -> None:
         state = read_state(folder)
         if state is not None and state.launch == launch:
             return
+        if time.monotonic() > deadline - _START_S + _GONE_S and not folder.is_kept():
+            break
         time.sleep(0.05)
+    require_space(folder.path, _SPACE, "a service's state needs")  # its own words would be lost as well
     said = "\n".join(tail(folder.supervisor_log, 20)[0])
     raise StepError(
         "supervisor-failed",

@@ -92,12 +92,12 @@ def base_spec(settings: LaunchSettings, release: Path) -> ServiceSpec:
             where="draft",
             hint="set draft to the DFlash drafter of the model, or algorithm to none",
         )
-    draft = _model_path(str(settings.draft), "draft") if settings.algorithm != "none" else None
+    draft = model_path(str(settings.draft), "draft") if settings.algorithm != "none" else None
     return ServiceSpec(
         name="",
         release=str(release),
         release_id=release.name,
-        model=_model_path(settings.model, "model"),
+        model=model_path(settings.model, "model"),
         algorithm=settings.algorithm,
         port=0,
         nccl_port=0,
@@ -152,7 +152,7 @@ def _budget(settings: LaunchSettings) -> Optional[Union[int, str]]:
         raise InputError(error.id, error.message, where="budget", hint=error.hint) from None
 
 
-def _model_path(value: str, what: str) -> str:
+def model_path(value: str, what: str) -> str:
     """A model's folder on this host, or a hub name, which the engine resolves; raises InputError."""
     if not value:
         raise InputError(f"{what}-missing", f"no {what} is given", where=what, hint=f"set {what} in the inventory")

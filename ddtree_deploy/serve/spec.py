@@ -13,6 +13,7 @@ The folder of a service::
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import ipaddress
 import json
 import os
@@ -119,6 +120,17 @@ class ServiceFolder:
     @property
     def lock(self) -> Path:
         return self.path / "lock"
+
+    def is_kept(self) -> bool:
+        """Whether a supervisor lives."""
+        handle = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+        return False
 
     def spec(self) -> Optional[ServiceSpec]:
         """None where nothing was ever launched; raises InputError ``bad-document``."""

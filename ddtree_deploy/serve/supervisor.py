@@ -77,7 +77,9 @@ class Supervisor:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         become_subreaper()
         # Who launched it waits for this, and not for the driver: eight cards without persistence mode take a while.
-        self._set(phase="looking for its GPU" if self._spec.gpu_uuid else "", log_start=self._log.cursor())
+        phase = "looking for its GPU" if self._spec.gpu_uuid else ""
+        self._state = replace(self._state, phase=phase, log_start=self._log.cursor())
+        write_state(self._folder, self._state)  # where that fails nobody would know of the engine: none is started
         error: Optional[DeployError] = None
         try:
             self._keep_running()

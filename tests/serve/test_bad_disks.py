@@ -10,6 +10,10 @@ import pytest
 from disks import fill
 from served_host import Host
 
+from ddtree_deploy.agent.protocol import silent
+from ddtree_deploy.errors import StepError
+from ddtree_deploy.serve.manager import start_service
+from ddtree_deploy.serve.operations import op_restart
 from ddtree_deploy.serve.process import is_alive
 
 
@@ -46,3 +50,33 @@ def test_what_runs_is_shown_and_stopped(kind: str, request: pytest.FixtureReques
     assert str(host.folder().state_file) in stopped["detail"]
     assert not is_alive(engine)
     assert sorted(path.name for path in host.folder().path.iterdir()) == files
+
+
+def test_nothing_is_stopped_where_it_could_not_start_again(full: Host) -> None:
+    engine = full.state().engine
+    for act in (
+        lambda: op_restart({"root": str(full.root)}, silent),
+        lambda: full.launch(budget=9, replace=True),
+    ):
+        with pytest.raises(StepError) as caught:
+            act()
+        assert caught.value.id == "no-space"
+    assert full.launch()["changed"] is False
+    assert is_alive(engine) and full.status()["state"] == "ready"
+
+
+def test_no_engine_is_started_that_nobody_would_know_of(small_disk: Path) -> None:
+    """The disk becomes full just before the supervisor's first state."""
+    host = Host(small_disk / "root")
+    folder, started = host.folder(), small_disk.parent / "started"
+    python = host.release / "bin" / "python"
+    python.write_text(f"#!/bin/sh\ntouch {started}\n")
+    folder.write(host.spec({}), {})
+    folder.log.touch()
+    folder.lock.touch()
+    filler = fill(small_disk)
+    with pytest.raises(StepError) as caught:
+        start_service(folder, "test")
+    filler.unlink()
+    assert caught.value.id == "no-space"
+    assert not started.exists() and not folder.is_kept()

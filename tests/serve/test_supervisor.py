@@ -6,7 +6,9 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -144,7 +146,7 @@ def test_a_failed_launch_is_told_as_such_though_its_engine_takes_time_to_end(hos
         seen.append(progress)
 
     with pytest.raises(StepError) as caught:
-        launch._wait_for([launch._Target(folder, spec, "x")], True, end)
+        launch._wait_for([launch._Target(folder, spec, "x")], True, end, {})
     assert caught.value.id == "launch-timeout"
 
 
@@ -307,6 +309,69 @@ def test_restart_keeps_settings_and_ports(host: Host) -> None:
     assert second["pid"] != first["pid"]
     assert (second["port"], second["budget"]) == (first["port"], first["budget"])
     assert host.folder().secrets() == {"DDTREE_API_KEY": "a-key"}
+
+
+@pytest.mark.parametrize("gone", ["model", "releases/stand-in-1/bin/python"])
+def test_a_restart_that_cannot_work_stops_nothing(host: Host, gone: str) -> None:
+    host.launch()
+    engine = host.state().engine
+    (host.root / gone).rename(host.root / "away")
+    with pytest.raises(InputError) as caught:
+        op_restart({"root": str(host.root)}, silent)
+    assert caught.value.message.startswith("cpu: ")
+    assert is_alive(engine) and host.state().state == "ready"
+
+
+@pytest.mark.parametrize("by", ["a stranger", "a service of ours"])
+def test_a_restart_whose_ports_were_taken_meanwhile(host: Host, by: str) -> None:
+    (first,) = host.launch()["services"]
+    host.stop()
+    root = {"root": str(host.root), "services": ["cpu", "cpu"]}
+    with contextlib.ExitStack() as stack:
+        if by == "a stranger":
+            server = stack.enter_context(socket.socket())
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("127.0.0.1", first["port"]))
+            server.listen()
+        else:
+            other = host.folder("gpu1")
+            other.write(dataclasses.replace(host.spec({}), name="gpu1", port=first["port"]), {})
+            write_state(other, ServiceState("ready", supervisor=identify(os.getpid())))
+        (again,) = op_restart({**root, "ports": PORTS}, silent)["services"]
+        spec = host.folder().spec()
+        if by != "a stranger":
+            shutil.rmtree(other.path)
+    assert again["state"] == "ready" and again["port"] != first["port"]
+    assert spec is not None and spec.port == again["port"]
+    assert host.log().count("stand-in engine: ") == 2  # named twice, started once
+
+
+def test_a_restart_beside_a_service_on_the_same_gpu(host: Host) -> None:
+    """The cards have changed their order since."""
+    spec = dataclasses.replace(host.spec({}), gpu_uuid="GPU-1")
+    for name, index in (("gpu0", 0), ("gpu1", 1)):
+        host.folder(name).write(dataclasses.replace(spec, name=name, gpu_index=index), {})
+    for services in (None, ["gpu0", "gpu1"]):
+        with pytest.raises(InputError) as caught:
+            op_restart({"root": str(host.root), "services": services}, silent)
+        assert caught.value.id == "service-running"
+
+
+def test_one_supervisor_that_does_not_start_is_told_with_the_others(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, spec = host.folder(), host.spec({})
+    broken = dataclasses.replace(spec, name="a", port=spec.nccl_port)
+    for one in (spec, broken):
+        host.folder(one.name).write(one, {})
+    host.folder("a").log.mkdir()
+    targets = [launch._Target(host.folder(one.name), one, one.name) for one in (broken, spec)]
+    failures = launch._start(targets)
+    with pytest.raises(StepError) as caught:
+        launch._wait_for(targets, True, silent, failures)
+    assert caught.value.id == "supervisor-failed"
+    assert caught.value.message.endswith("; ready: cpu")
+    assert folder.is_kept()
 
 
 def test_services_do_not_depend_on_who_launched_them(host: Host) -> None:
