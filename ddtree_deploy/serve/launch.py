@@ -219,6 +219,7 @@ def _prepare(
     allowed = parse_ports(settings.ports, DEFAULT_RANGE)
     existing = [(folder, spec, read_state(folder)) for folder, spec in _launched(layout)]
     living = {folder.name: (folder, spec) for folder, spec, state in existing if state and state.state in LIVING}
+    stopping = [folder.name for folder, _, state in existing if state and state.state == "stopping"]
     keep: List[_Target] = []
     start: List[ServiceSpec] = []
     stop: Dict[str, ServiceFolder] = {}
@@ -226,6 +227,9 @@ def _prepare(
         wanted = for_gpu(base, gpu)
         for folder, spec in living.values():
             if not spec.shares_device(wanted):
+                continue
+            if folder.name in stopping:  # its end is waited for, whatever its settings were
+                stop[folder.name] = folder
                 continue
             problem = None if settings.replace else secrets_problem(folder)
             if problem is not None:

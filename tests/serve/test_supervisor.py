@@ -311,6 +311,19 @@ def test_restart_keeps_settings_and_ports(host: Host) -> None:
     assert host.folder().secrets() == {"DDTREE_API_KEY": "a-key"}
 
 
+@pytest.mark.parametrize("budget", [7, 8])
+def test_a_launch_right_after_a_stop_that_was_interrupted(host: Host, budget: int) -> None:
+    """The engine still finishes what it serves."""
+    host.start_spec({"STAND_IN_STUBBORN": "1"}, algorithm="ddtree", budget=7, stop_grace_s=2.0)
+    first = host.until("ready", lambda state: state.state == "ready").supervisor
+    assert first is not None
+    send_signal(first, signal.SIGTERM)
+    host.until("stopping", lambda state: state.state == "stopping")
+    (service,) = host.launch(budget=budget)["services"]
+    assert (service["state"], service["changed"], service["budget"]) == ("ready", True, str(budget))
+    assert not is_alive(first)
+
+
 @pytest.mark.parametrize("gone", ["model", "releases/stand-in-1/bin/python"])
 def test_a_restart_that_cannot_work_stops_nothing(host: Host, gone: str) -> None:
     host.launch()
