@@ -45,10 +45,29 @@ class LogWriter:
         """Append a line. One that the disk does not take is lost: a full disk must not stop the engine."""
         for secret in self._secrets:
             line = line.replace(secret, "***")
-        with self._lock, contextlib.suppress(OSError):
-            self._stream.write(line.encode("utf-8", "replace") + b"\n")
-            if self._stream.tell() >= self._limit:
-                self._rotate()
+        with self._lock:
+            with contextlib.suppress(OSError):
+                self._reopen_moved()
+            with contextlib.suppress(OSError):
+                self._stream.write(line.encode("utf-8", "replace") + b"\n")
+                if self._stream.tell() >= self._limit:
+                    self._rotate()
+
+    def _reopen_moved(self) -> None:
+        """Somebody may have removed the file, or rotated it."""
+        ours = os.fstat(self._stream.fileno())
+        try:
+            there = self._path.stat()
+        except FileNotFoundError:
+            self._reopen()
+        else:
+            if (ours.st_ino, ours.st_dev) != (there.st_ino, there.st_dev):
+                self._reopen()
+
+    def _reopen(self) -> None:
+        stream = self._open()  # first: a writer without a file would leave the engine with a full pipe
+        self._stream.close()
+        self._stream = stream
 
     def cursor(self) -> str:
         """Where the next line will be."""
@@ -59,54 +78,75 @@ class LogWriter:
         self._stream.close()
 
     def _rotate(self) -> None:
-        self._stream.close()
         for number in range(KEEP, 0, -1):
             source = self._path if number == 1 else _rotated(self._path, number - 1)
             if source.exists():
                 source.replace(_rotated(self._path, number))
-        self._stream = self._open()
+        self._reopen()
 
 
 def tail(path: Path, lines: int) -> Tuple[List[str], Optional[str]]:
-    """The last ``lines`` lines, and the cursor behind them (None if there is no log yet)."""
-    try:
-        stream = path.open("rb")
-    except FileNotFoundError:
-        return [], None
-    with stream:
-        stat = os.fstat(stream.fileno())
-        data = b""
-        start = stat.st_size
-        while start > 0 and data.count(b"\n") <= lines and len(data) < _READ_LIMIT:
-            step = min(start, 65536)
-            start -= step
-            stream.seek(start)
-            data = stream.read(step) + data
-    complete = data[: data.rfind(b"\n") + 1]
-    cursor = f"{stat.st_ino}:{start + len(complete)}"
-    text = complete.decode("utf-8", "replace").splitlines()
+    """The last ``lines`` lines, also of rotated files, and the cursor behind them (None if there is no log yet)."""
+    data, cursor = b"", None
+    with contextlib.ExitStack() as stack:
+        for stream, inode in reversed(_open_all(path, stack)):
+            start = os.fstat(stream.fileno()).st_size
+            while start > 0 and data.count(b"\n") <= lines and len(data) < _READ_LIMIT:
+                step = min(start, 65536)
+                start -= step
+                stream.seek(start)
+                data = stream.read(step) + data
+            if cursor is None:
+                data = data[: data.rfind(b"\n") + 1]
+                cursor = f"{inode}:{start + len(data)}"
+    text = data.decode("utf-8", "replace").splitlines()
     return (text[-lines:] if lines > 0 else []), cursor
+
+
+def end_since(path: Path, cursor: Optional[str]) -> List[str]:
+    """The complete lines after ``cursor``, as ``read_from``; of what is long the last, which say how it ended."""
+    data, cut = b"", False
+    with contextlib.ExitStack() as stack:
+        for stream, begin in reversed(_files_from(path, cursor, stack)):
+            size = os.fstat(stream.fileno()).st_size
+            start = max(begin, size - (_READ_LIMIT - len(data)))
+            stream.seek(start)
+            data = stream.read(max(0, size - start)) + data
+            cut = start > begin
+            if cut:
+                break
+    begin = data.find(b"\n") + 1 if cut else 0
+    return data[begin : data.rfind(b"\n") + 1].decode("utf-8", "replace").splitlines()
 
 
 def read_from(path: Path, cursor: Optional[str]) -> Tuple[List[str], Optional[str]]:
     """The complete lines after ``cursor`` and the next cursor; from the beginning if ``cursor`` is None or unknown."""
-    inode, offset = _parse(cursor)
     lines: List[str] = []
     with contextlib.ExitStack() as stack:
-        files = _open_all(path, stack)
-        found = [index for index, (_, its_inode) in enumerate(files) if its_inode == inode]
-        if not found:
-            files, offset = files[-1:], 0
-        for stream, its_inode in files[found[0] :] if found else files:
-            start = min(offset, os.fstat(stream.fileno()).st_size)
+        for stream, start in _files_from(path, cursor, stack):
             stream.seek(start)
             data = stream.read(_READ_LIMIT)
-            complete = data[: data.rfind(b"\n") + 1]
+            full = len(data) == _READ_LIMIT
+            # what is that long and has no end is no line of the engine's: it must not keep those that follow
+            complete = data if full and b"\n" not in data else data[: data.rfind(b"\n") + 1]
             lines += complete.decode("utf-8", "replace").splitlines()
-            cursor, offset = f"{its_inode}:{start + len(complete)}", 0
-            if len(data) == _READ_LIMIT:
+            cursor = f"{os.fstat(stream.fileno()).st_ino}:{start + len(complete)}"
+            if full:
                 break  # the caller comes again with this cursor
     return lines, cursor
+
+
+def _files_from(path: Path, cursor: Optional[str], stack: contextlib.ExitStack) -> List[Tuple[IO[bytes], int]]:
+    """The log's files from that of ``cursor`` on, the oldest first, each with the offset to read it from; the newest
+    if ``cursor`` is None or unknown. A file that has become shorter was emptied: it is read from its beginning."""
+    inode, offset = _parse(cursor)
+    files = _open_all(path, stack)
+    found = [index for index, (_, its_inode) in enumerate(files) if its_inode == inode]
+    if not found:
+        return [(stream, 0) for stream, _ in files[-1:]]
+    first = files[found[0]][0]
+    begin = offset if offset <= os.fstat(first.fileno()).st_size else 0
+    return [(first, begin), *((stream, 0) for stream, _ in files[found[0] + 1 :])]
 
 
 def _open_all(path: Path, stack: contextlib.ExitStack) -> List[Tuple[IO[bytes], int]]:

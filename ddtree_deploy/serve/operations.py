@@ -13,7 +13,7 @@ from ddtree_deploy.errors import DeployError, InputError
 from ddtree_deploy.facts.model import ServiceInfo
 from ddtree_deploy.serve import readiness
 from ddtree_deploy.serve.launch import layout_of, op_launch, op_restart, pick_services
-from ddtree_deploy.serve.logs import find_cause, read_from, tail
+from ddtree_deploy.serve.logs import end_since, find_cause, read_from, tail
 from ddtree_deploy.serve.spec import API_KEY, ServiceFolder, ServiceSpec, service_folders
 from ddtree_deploy.serve.state import (
     ProbeResult,
@@ -91,8 +91,12 @@ def op_logs(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
         )
     cursor = params.get("cursor")
     text, cursor = read_from(folder.log, cursor) if cursor else tail(folder.log, lines)
-    state = read_state(folder)
-    return {"service": folder.name, "lines": text, "cursor": cursor, "state": state.state if state else "stopped"}
+    try:
+        state = read_state(folder)
+        name_of_state = state.state if state else "stopped"
+    except (DeployError, OSError):  # its log may say why
+        name_of_state = "unknown"
+    return {"service": folder.name, "lines": text, "cursor": cursor, "state": name_of_state}
 
 
 def op_stop(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
@@ -161,7 +165,7 @@ def _status(folder: ServiceFolder, probe: bool, timeout: float) -> Dict[str, Any
             key = folder.secrets().get(API_KEY)
             known["tokens_per_step"] = readiness.tokens_per_step(spec, key, timeout)
     if state is not None and state.state in ("failed", "dead"):
-        lines = read_from(folder.log, state.log_start)[0]
+        lines = end_since(folder.log, state.log_start)
         known["last_lines"] = lines[-20:]
         known["cause"] = find_cause(lines)
     return known

@@ -33,7 +33,7 @@ from ddtree_deploy.serve import readiness
 from ddtree_deploy.serve.command import engine_command
 from ddtree_deploy.serve.environment import service_environment
 from ddtree_deploy.serve.gpus import current_index
-from ddtree_deploy.serve.logs import LogWriter, find_cause, read_from
+from ddtree_deploy.serve.logs import LogWriter, end_since, find_cause
 from ddtree_deploy.serve.process import (
     MARKER,
     ProcessIdentity,
@@ -248,7 +248,7 @@ class Supervisor:
 
     def _failure(self, id: str, message: str) -> DeployError:
         """A failed service: the engine's own words first. What the engine refuses as an argument is bad input."""
-        lines = read_from(self._folder.log, self._state.log_start)[0]
+        lines = end_since(self._folder.log, self._state.log_start)
         cause = find_cause(lines)
         details: Dict[str, Any] = {"log": lines[-40:], "cause": cause, "message": message}
         refused = id == "engine-died" and cause is not None and _is_refusal(cause, lines)

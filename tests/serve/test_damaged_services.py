@@ -11,7 +11,7 @@ from served_host import Host
 
 from ddtree_deploy.agent.protocol import silent
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.serve.operations import list_services, op_restart, op_status
+from ddtree_deploy.serve.operations import list_services, op_logs, op_restart, op_status
 from ddtree_deploy.serve.report import render
 
 
@@ -65,6 +65,15 @@ def test_a_launch_beside_a_damaged_service(host: Host, damage: str) -> None:
         assert caught.value.id == "service-damaged"
         assert caught.value.where == f"{host.folder().path}/{damage}"
         assert f"remove {host.folder().path}" in str(caught.value.hint)
+
+
+def test_the_log_of_a_damaged_service(host: Host) -> None:
+    folder = host.folder()
+    folder.write(host.spec({}), {})
+    folder.log.write_text("what happened\n")
+    folder.state_file.write_text("{")
+    shown = op_logs({"root": str(host.root)}, silent)
+    assert (shown["lines"], shown["state"]) == (["what happened"], "unknown")
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "\xff"])

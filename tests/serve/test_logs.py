@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import shutil
 import stat
 from pathlib import Path
 
 import pytest
 
 from ddtree_deploy.serve import logs
-from ddtree_deploy.serve.logs import LogWriter, find_cause, read_from, tail
+from ddtree_deploy.serve.logs import LogWriter, end_since, find_cause, read_from, tail
 
 
 def test_secrets_are_masked_and_the_file_is_private(tmp_path: Path) -> None:
@@ -55,6 +56,85 @@ def test_a_log_that_is_rotated_while_it_is_opened(tmp_path: Path, monkeypatch: p
     lines, cursor = read_from(log, cursor)
     writer.write_line(written[9])
     assert not todo and lines + read_from(log, cursor)[0] == written
+
+
+def test_a_log_that_somebody_removes_or_rotates_is_begun_anew(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    writer = LogWriter(log)
+    writer.write_line("one")
+    log.unlink()
+    writer.write_line("two")
+    assert log.read_text() == "two\n"
+    log.rename(tmp_path / "log.0")
+    writer.write_line("three")
+    assert log.read_text() == "three\n"
+
+
+def test_a_writer_bears_a_folder_that_is_gone(tmp_path: Path) -> None:
+    """With an error here nobody would empty the engine's pipe, and the engine would stand still."""
+    folder = tmp_path / "cpu"
+    folder.mkdir()
+    writer = LogWriter(folder / "log", limit=10)
+    shutil.rmtree(folder)
+    for _ in range(3):
+        writer.write_line("more than ten bytes")
+    folder.mkdir()
+    writer.write_line("again")
+    assert (folder / "log").read_text() == "again\n"
+    writer.close()
+
+
+def test_following_a_log_that_is_emptied(tmp_path: Path) -> None:
+    """``: > log`` and copytruncate; a new file may also get the inode of one that is gone."""
+    log = tmp_path / "log"
+    writer = LogWriter(log)
+    writer.write_line("a first line")
+    _, cursor = tail(log, 0)
+    log.write_bytes(b"")
+    writer.write_line("two")
+    assert read_from(log, cursor)[0] == ["two"]
+
+
+def test_following_over_what_is_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "_READ_LIMIT", 100)
+    log = tmp_path / "log"
+    log.write_bytes(b"one\n")
+    _, cursor = tail(log, 0)
+    with log.open("ab") as stream:
+        stream.write(b"\xff" * 250 + b"\nlast\n")
+    seen: list[str] = []
+    for _ in range(4):
+        lines, cursor = read_from(log, cursor)
+        seen += lines
+    assert seen[-1] == "last" and sum(map(len, seen[:-1])) == 250
+
+
+def test_the_last_lines_right_after_a_rotation(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    writer = LogWriter(log, limit=50)
+    written = [f"line {number}" for number in range(14)]
+    for line in written:
+        writer.write_line(line)
+    lines, cursor = tail(log, 10)
+    assert lines == written[-10:]
+    writer.write_line("more")
+    assert read_from(log, cursor)[0] == ["more"]
+
+
+def test_the_end_of_a_long_run_says_how_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "_READ_LIMIT", 100)
+    log = tmp_path / "log"
+    writer = LogWriter(log, limit=400)
+    writer.write_line("ValueError: of the run before")
+    cursor = writer.cursor()
+    assert end_since(log, cursor) == []
+    writer.write_line("first")
+    assert end_since(log, cursor) == ["first"]
+    for number in range(60):
+        writer.write_line(f"request {number}")
+    writer.write_line("ValueError: at last")
+    assert end_since(log, cursor)[-3:] == ["request 58", "request 59", "ValueError: at last"]
+    assert len(end_since(log, cursor)) < 12
 
 
 def test_an_incomplete_line_waits(tmp_path: Path) -> None:
