@@ -133,8 +133,16 @@ class ServiceFolder:
         return False
 
     def spec(self) -> Optional[ServiceSpec]:
-        """None where nothing was ever launched; raises InputError ``bad-document``."""
-        return self.read(self.spec_file, ServiceSpec)
+        """None where nothing was ever launched; raises InputError ``bad-document``, ``copied-service``."""
+        spec = self.read(self.spec_file, ServiceSpec)
+        if spec is not None and spec.name != self.name:  # its state would be the other's, and so its processes
+            raise InputError(
+                "copied-service",
+                f"this is a copy of service {spec.name}",
+                where=str(self.path),
+                hint=f"move it out of {self.path.parent}",
+            )
+        return spec
 
     def read(self, path: Path, kind: Type[T]) -> Optional[T]:
         """One of the folder's documents, None if it is not there; raises InputError ``bad-document``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import shutil
 
 import pytest
 from rich.console import Console
@@ -65,6 +66,17 @@ def test_a_launch_beside_a_damaged_service(host: Host, damage: str) -> None:
         assert caught.value.id == "service-damaged"
         assert caught.value.where == f"{host.folder().path}/{damage}"
         assert f"remove {host.folder().path}" in str(caught.value.hint)
+
+
+def test_a_copy_of_a_service_is_none(host: Host) -> None:
+    """As a backup of its folder: its state and its processes are those of the service itself."""
+    host.launch()
+    copy = host.folder("cpu.bak")
+    shutil.copytree(host.folder().path, copy.path)
+    assert host.launch()["changed"] is False
+    restarted = {service["name"]: service for service in op_restart({"root": str(host.root)}, silent)["services"]}
+    assert (restarted["cpu"]["state"], restarted["cpu.bak"]["state"]) == ("ready", "unknown")
+    assert "a copy of service cpu" in restarted["cpu.bak"]["detail"] and "move it" in restarted["cpu.bak"]["detail"]
 
 
 def test_the_log_of_a_damaged_service(host: Host) -> None:
