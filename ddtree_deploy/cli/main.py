@@ -46,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(ExitCode.STEP_FAILED)
     finally:
         restore()
+        if argv is None:  # the program itself: its result is out, and a late Ctrl-C must not contradict it
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _open_streams() -> None:

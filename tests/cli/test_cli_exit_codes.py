@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -199,6 +200,17 @@ def test_signals_end_a_run_as_interrupted(tmp_path: Path, number: signal.Signals
         process.wait()
     assert process.returncode == 130
     assert json.loads(out)["error"]["id"] == "interrupted"
+
+
+def test_a_signal_after_the_result_does_not_contradict_it() -> None:
+    code = (
+        "import os, signal, sys; from ddtree_deploy.cli.main import main; code = main();"
+        "os.kill(os.getpid(), signal.SIGINT); sys.exit(code)"
+    )
+    words = [sys.executable, "-c", code, "--json", "inventory", "check"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["exit_code"] == 0
 
 
 def shell(line: str, *words: str) -> subprocess.CompletedProcess[str]:
