@@ -310,14 +310,13 @@ def _wait_for(
             state = read_state(target.folder)
             if state is None or (target.launch is not None and state.launch != target.launch):
                 failures[name] = StepError(
-                    "launch-superseded", f"{name} was launched or stopped by somebody else", hint=_LOOK
+                    "launch-superseded", "launched or stopped by somebody else meanwhile", hint=_LOOK
                 )
             elif state.state == "failed":
-                failures[name] = state.failure() or StepError("launch-failed", f"{name} failed", hint=_LOOK)
+                failures[name] = state.failure() or StepError("launch-failed", "it failed", hint=_LOOK)
             elif state.state in ("stopped", "dead"):  # "stopping" ends as one of these or as failed
-                failures[name] = StepError(
-                    "launch-stopped", f"{name} was stopped while it started: {state.phase}", hint=_LOOK
-                )
+                why = f": {state.phase}" if state.phase else ""
+                failures[name] = StepError("launch-stopped", f"stopped while it started{why}", hint=_LOOK)
             if name in failures or (state is not None and state.state == "ready"):
                 del open_targets[name]
                 progress(Progress(f"launch {name}", "failed" if name in failures else "ready", finished=True))
