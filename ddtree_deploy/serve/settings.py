@@ -16,6 +16,7 @@ from ddtree_deploy.serve.process import MARKER
 from ddtree_deploy.serve.spec import ADMIN_API_KEY, ALGORITHMS, API_KEY, ServiceSpec, is_loopback
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+\Z")
 _OWNED_VARIABLES = {
     MARKER: "launch sets it to find the service's processes",
@@ -55,6 +56,7 @@ class LaunchSettings:
 def read_settings(params: Dict[str, Any]) -> LaunchSettings:
     """Checked settings; ``api_key`` has become the secret DDTREE_API_KEY. Raises InputError."""
     settings = codec.from_dict(LaunchSettings, params, "launch")
+    _check_text(settings)
     secrets = dict(settings.secrets)
     if settings.api_key is not None:
         secrets[API_KEY] = settings.api_key
@@ -178,6 +180,16 @@ def model_path(value: str, what: str) -> str:
             hint="name the folder that holds config.json and the weights",
         )
     return str(path)
+
+
+def _check_text(settings: LaunchSettings) -> None:
+    """Refuse what is no UTF-8, such as bytes of a path or of a secret in another encoding: JSON cannot keep it."""
+    for key, value in vars(settings).items():
+        parts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else [value]
+        if any(isinstance(part, str) and _SURROGATE.search(part) for part in parts):
+            raise InputError(
+                "bad-text", f"{key} holds what is no UTF-8", where=key, hint="rename it, or save it as UTF-8"
+            )
 
 
 def _check_variables(environment: Dict[str, str], secrets: Dict[str, str]) -> None:
