@@ -13,6 +13,7 @@ everything of the service, wherever it was re-parented to (sglang#23627, #31645)
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import select
@@ -56,8 +57,11 @@ _LOCK_S = 1.0
 class Supervisor:
     """One service's life, from the launch to the end; ``run`` returns when nothing of it is left."""
 
-    def __init__(self, folder: ServiceFolder, spec: ServiceSpec, launch: str) -> None:
+    def __init__(self, folder: ServiceFolder, spec: ServiceSpec, launch: str, lock: int) -> None:
+        """``lock``: the folder's, held."""
         self._folder = folder
+        self._lock = os.fstat(lock)
+        self._displaced_since: Optional[float] = None
         self._spec = spec
         self._secrets = folder.secrets()
         self._log = LogWriter(folder.log, self._secrets.values())
@@ -179,7 +183,8 @@ class Supervisor:
                 return
 
     def _watch(self, first: bool) -> bool:
-        """Until the engine ends or is to stop; True if it became ready. Raises StepError ``launch-timeout``."""
+        """Until the engine ends or is to stop; True if it became ready. Raises StepError ``launch-timeout``,
+        ``folder-gone``."""
         assert self._engine is not None
         deadline = time.monotonic() + self._spec.launch_timeout_s
         prober = _Prober(self._spec, self._secrets.get(API_KEY), self._owns_port, deadline, self._wake)
@@ -197,10 +202,26 @@ class Supervisor:
                     raise self._failure(
                         "launch-timeout", f"no completion within {self._spec.launch_timeout_s:.0f} s{said}"
                     )
+                self._check_folder()
                 self._wait(5.0 if ready else 0.25)
         finally:
             prober.cancel()
         return ready or prober.success is not None  # it may have ended right after
+
+    def _check_folder(self) -> None:
+        """Raises StepError ``folder-gone`` once the folder was removed, or made anew, for longer than an end may take:
+        no status shows this service and no stop finds it, and it would hold its GPU for ever."""
+        now = time.monotonic()
+        self._displaced_since = (self._displaced_since or now) if self._is_displaced() else None
+        if self._displaced_since is not None and now - self._displaced_since > self._spec.stop_grace_s:
+            raise StepError("folder-gone", "the service's folder was removed", where=str(self._folder.path))
+
+    def _is_displaced(self) -> bool:
+        try:
+            there = self._folder.lock.stat()
+        except OSError as error:
+            return error.errno == errno.ENOENT
+        return (there.st_dev, there.st_ino) != (self._lock.st_dev, self._lock.st_ino)
 
     def _owns_port(self) -> bool:
         mine = service_processes(self._marker, self._identity, os.getpid())
@@ -272,6 +293,8 @@ class Supervisor:
 
     def _set(self, **changes: Any) -> None:
         self._state = replace(self._state, **changes)
+        if self._is_displaced():  # the folder is another service's by now
+            return
         try:
             write_state(self._folder, self._state)
         except OSError as error:  # a full disk must not stop the engine
@@ -366,7 +389,7 @@ def main(arguments: List[str]) -> int:
         print(f"no spec.json in {folder.path}", file=sys.stderr)
         return 1
     print(f"[{timestamp()}] supervisor {os.getpid()} of {spec.name}", file=sys.stderr, flush=True)
-    Supervisor(folder, spec, launch).run()
+    Supervisor(folder, spec, launch, lock).run()
     return 0
 
 

@@ -12,6 +12,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -309,6 +310,31 @@ def test_restart_keeps_settings_and_ports(host: Host) -> None:
     assert second["pid"] != first["pid"]
     assert (second["port"], second["budget"]) == (first["port"], first["budget"])
     assert host.folder().secrets() == {"DDTREE_API_KEY": "a-key"}
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_service_whose_folder_is_removed_ends(host: Host, anew: bool) -> None:
+    folder = host.start_spec({}, stop_grace_s=0.5)
+    state = host.until("ready", lambda state: state.state == "ready")
+    first = state.supervisor
+    assert first is not None
+
+    def has_ended() -> bool:
+        send_signal(first, signal.SIGCHLD)  # so that it looks at once
+        return not is_alive(first)
+
+    shutil.move(folder.path, host.root / "moved")  # for a moment: nothing happens
+    send_signal(first, signal.SIGCHLD)
+    shutil.move(host.root / "moved", folder.path)
+    time.sleep(1)
+    assert not has_ended() and host.state().state == "ready"
+    shutil.rmtree(folder.path)
+    if anew:
+        (service,) = host.launch()["services"]
+        assert service["state"] == "ready"
+    wait_until(has_ended, "the end of the supervisor", 60)
+    assert not is_alive(state.engine) and not host.processes(state)
+    assert not anew or host.state().state == "ready"
 
 
 @pytest.mark.parametrize("budget", [7, 8])
