@@ -80,7 +80,7 @@ class LogWriter:
     def _rotate(self) -> None:
         for number in range(KEEP, 0, -1):
             source = self._path if number == 1 else _rotated(self._path, number - 1)
-            if source.exists():
+            with contextlib.suppress(OSError):  # not there, or something of others' is in the way
                 source.replace(_rotated(self._path, number))
         self._reopen()
 
@@ -154,7 +154,7 @@ def _open_all(path: Path, stack: contextlib.ExitStack) -> List[Tuple[IO[bytes], 
     met again under its next name, and none is missed."""
     found: Dict[int, IO[bytes]] = {}
     for file in (path, *(_rotated(path, number) for number in range(1, KEEP + 1))):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # what others put there is no log
             stream = stack.enter_context(file.open("rb"))
             found.setdefault(os.fstat(stream.fileno()).st_ino, stream)
     return [(stream, inode) for inode, stream in reversed(list(found.items()))]

@@ -84,6 +84,16 @@ def test_a_writer_bears_a_folder_that_is_gone(tmp_path: Path) -> None:
     writer.close()
 
 
+def test_a_folder_in_the_way_of_a_rotation(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    (tmp_path / "log.1" / "of-others").mkdir(parents=True)
+    writer = LogWriter(log, limit=10)
+    for number in range(8):
+        writer.write_line(f"line number {number}")
+        assert tail(log, 1)[0] == [f"line number {number}"]
+    assert log.stat().st_size < 20
+
+
 def test_following_a_log_that_is_emptied(tmp_path: Path) -> None:
     """``: > log`` and copytruncate; a new file may also get the inode of one that is gone."""
     log = tmp_path / "log"
