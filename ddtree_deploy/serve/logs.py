@@ -6,11 +6,12 @@ A cursor is ``<inode>:<offset>``; it stays good when the file is rotated once be
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import threading
 from pathlib import Path
-from typing import IO, Dict, Iterable, List, Optional, Tuple
+from typing import IO, Dict, Iterable, List, Optional, Set, Tuple
 
 LIMIT_BYTES = 32 * 1024 * 1024
 KEEP = 3  # rotated files beside the current one
@@ -33,7 +34,7 @@ class LogWriter:
     def __init__(self, path: Path, secrets: Iterable[str] = (), limit: int = LIMIT_BYTES) -> None:
         self._path = path
         self._limit = limit
-        self._secrets = sorted((value for value in secrets if value), key=len, reverse=True)
+        self._secrets = sorted({form for value in secrets for form in _forms(value)}, key=len, reverse=True)
         self._stream = self._open()
         self._lock = threading.Lock()
 
@@ -83,6 +84,12 @@ class LogWriter:
             with contextlib.suppress(OSError):  # not there, or something of others' is in the way
                 source.replace(_rotated(self._path, number))
         self._reopen()
+
+
+def _forms(secret: str) -> Set[str]:
+    """How a secret, which is one line, may stand in another: as it is, and as Python or JSON quote it."""
+    quoted = (repr(secret), json.dumps(secret), json.dumps(secret, ensure_ascii=False))
+    return {form for form in (secret, *(text[1:-1] for text in quoted)) if form}
 
 
 def tail(path: Path, lines: int) -> Tuple[List[str], Optional[str]]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 import stat
 from pathlib import Path
@@ -17,6 +18,19 @@ def test_secrets_are_masked_and_the_file_is_private(tmp_path: Path) -> None:
     writer.close()
     assert log.read_text() == "ServerArgs(api_key='***') ***\n"
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("secret", ["a\\b'c\"d", "schlüssel\t1"])
+def test_secrets_are_masked_however_they_are_printed(tmp_path: Path, secret: str) -> None:
+    """ServerArgs(api_key=...) is a repr, and a dump of variables may be JSON."""
+    log = tmp_path / "log"
+    writer = LogWriter(log, [secret])
+    for text in (repr([secret]), json.dumps(secret), json.dumps(secret, ensure_ascii=False), secret):
+        writer.write_line(text)
+    shown = log.read_text()
+    for part in ("a\\", 'c"d', "schl", "t1"):
+        assert part not in shown
+    assert "['***']" in shown or '["***"]' in shown
 
 
 def test_following_by_cursor_sees_every_line_once(tmp_path: Path) -> None:
