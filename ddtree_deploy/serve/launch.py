@@ -105,6 +105,7 @@ def op_restart(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]
             assert spec is not None  # pick_services returns launched ones
             _check_again(spec)
             targets.append(_Target(folder, spec, uuid.uuid4().hex))
+        _check_gpus([target.spec for target in targets])
         targets = _with_ports(layout, targets, allowed)
         require_space(layout.services, _SPACE, "the services' files need")
         for target in targets:
@@ -125,6 +126,21 @@ def _check_again(spec: ServiceSpec) -> None:
             model_path(spec.draft, "draft")
     except InputError as error:
         raise InputError(error.id, f"{spec.name}: {error.message}", where=error.where, hint=error.hint) from error
+
+
+def _check_gpus(specs: List[ServiceSpec]) -> None:
+    """Raises InputError ``gpu-gone``: a driver that was updated and not loaded anew serves what runs, no new engine."""
+    bound = [spec for spec in specs if spec.gpu_uuid is not None]
+    facts = probe_gpus() if bound else GpuFacts()
+    there = {gpu.uuid for gpu in facts.gpus}
+    for spec in bound:
+        if spec.gpu_uuid not in there:
+            raise InputError(
+                "gpu-gone",
+                f"{spec.name}: GPU {spec.gpu_uuid} cannot be found, so nothing was stopped",
+                where="gpus",
+                hint=facts.problem or "nvidia-smi -L lists all",
+            )
 
 
 def _with_ports(layout: Layout, targets: List[_Target], allowed: range) -> List[_Target]:

@@ -361,6 +361,20 @@ def test_a_restart_that_cannot_work_stops_nothing(host: Host, gone: str) -> None
     assert is_alive(engine) and host.state().state == "ready"
 
 
+def test_a_restart_without_its_gpu_stops_nothing(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as after an update of the driver, until it is loaded anew."""
+    tool = nvidia_smi_double.install(tmp_path / "bin", "one")
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    uuid = nvidia_smi_double.SCENARIOS["one"]["cards"][0]["uuid"]
+    host.start_spec({}, gpu_index=0, gpu_uuid=uuid)
+    engine = host.until("ready", lambda state: state.state == "ready").engine
+    nvidia_smi_double.install(tmp_path / "bin", "mismatch")
+    with pytest.raises(InputError) as caught:
+        op_restart({"root": str(host.root)}, silent)
+    assert caught.value.id == "gpu-gone" and "mismatch" in str(caught.value.hint)
+    assert is_alive(engine) and host.state().state == "ready"
+
+
 @pytest.mark.parametrize("by", ["a stranger", "a service of ours"])
 def test_a_restart_whose_ports_were_taken_meanwhile(host: Host, by: str) -> None:
     (first,) = host.launch()["services"]
@@ -385,8 +399,9 @@ def test_a_restart_whose_ports_were_taken_meanwhile(host: Host, by: str) -> None
     assert host.log().count("stand-in engine: ") == 2  # named twice, started once
 
 
-def test_a_restart_beside_a_service_on_the_same_gpu(host: Host) -> None:
+def test_a_restart_beside_a_service_on_the_same_gpu(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cards have changed their order since."""
+    monkeypatch.setattr(launch, "_check_gpus", lambda specs: None)
     spec = dataclasses.replace(host.spec({}), gpu_uuid="GPU-1")
     for name, index in (("gpu0", 0), ("gpu1", 1)):
         host.folder(name).write(dataclasses.replace(spec, name=name, gpu_index=index), {})
