@@ -26,7 +26,7 @@ import uuid
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, List, Optional
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from ddtree_deploy.children import die_with_parent
 from ddtree_deploy.errors import DeployError, InputError, StepError
@@ -100,12 +100,11 @@ class Supervisor:
         restarts: Deque[float] = deque()
         total = 0
         while not self._stopping:
-            self._start_engine(total)
-            was_ready = self._watch(first=total == 0)
+            was_ready, without_gpu = self._run_engine(total)
             if self._stopping:
                 return
             left = self._sweep()
-            exit_text = self._exit_text()
+            exit_text = without_gpu or self._exit_text()
             self._say(f"engine ended: {exit_text}")
             if total == 0 and not was_ready:
                 raise self._failure("engine-died", f"the engine ended before it was ready: {exit_text}")
@@ -130,6 +129,17 @@ class Supervisor:
                 last_exit=exit_text,
             )
             self._wait(delay)
+
+    def _run_engine(self, restarts: int) -> Tuple[bool, Optional[str]]:
+        """Until it ends or is to stop. Whether it became ready; why it was not started again for the lack of its GPU:
+        after a crash the driver may need a while, so that counts as another end."""
+        try:
+            self._start_engine(restarts)
+        except StepError as error:
+            if error.id != "gpu-gone" or restarts == 0:
+                raise
+            return False, "; ".join(filter(None, [error.message, error.hint]))
+        return self._watch(), None
 
     def _start_engine(self, restarts: int) -> None:
         spec = self._spec
@@ -182,7 +192,7 @@ class Supervisor:
             if not chunk:
                 return
 
-    def _watch(self, first: bool) -> bool:
+    def _watch(self) -> bool:
         """Until the engine ends or is to stop; True if it became ready. Raises StepError ``launch-timeout``,
         ``folder-gone``."""
         assert self._engine is not None

@@ -361,6 +361,23 @@ def test_a_restart_that_cannot_work_stops_nothing(host: Host, gone: str) -> None
     assert is_alive(engine) and host.state().state == "ready"
 
 
+def test_a_driver_that_fails_for_a_while_after_a_crash(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = nvidia_smi_double.install(tmp_path / "bin", "one")
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    uuid = nvidia_smi_double.SCENARIOS["one"]["cards"][0]["uuid"]
+    host.start_spec({}, gpu_index=0, gpu_uuid=uuid, restart_delay_s=0.05, max_restarts=9)
+    first = host.until("ready", lambda state: state.state == "ready").engine
+    nvidia_smi_double.install(tmp_path / "other", "driver-failure").replace(tool)
+    assert first is not None
+    send_signal(first, signal.SIGKILL)
+    state = host.until("restarting", lambda state: state.restarts >= 2)
+    assert "is not there" in state.phase and "NVIDIA-SMI has failed" in state.phase
+    nvidia_smi_double.install(tmp_path / "other", "one").replace(tool)
+    host.until("ready again", lambda state: state.state == "ready" and state.engine != first)
+
+
 def test_a_restart_without_its_gpu_stops_nothing(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as after an update of the driver, until it is loaded anew."""
     tool = nvidia_smi_double.install(tmp_path / "bin", "one")
