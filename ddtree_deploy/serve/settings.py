@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,11 +96,14 @@ def base_spec(settings: LaunchSettings, release: Path) -> ServiceSpec:
             hint="set draft to the DFlash drafter of the model, or algorithm to none",
         )
     draft = model_path(str(settings.draft), "draft") if settings.algorithm != "none" else None
+    model = model_path(settings.model, "model")
+    if draft is not None:
+        _check_kinds(model, draft)
     return ServiceSpec(
         name="",
         release=str(release),
         release_id=release.name,
-        model=model_path(settings.model, "model"),
+        model=model,
         algorithm=settings.algorithm,
         port=0,
         nccl_port=0,
@@ -190,6 +194,39 @@ def _check_text(settings: LaunchSettings) -> None:
             raise InputError(
                 "bad-text", f"{key} holds what is no UTF-8", where=key, hint="rename it, or save it as UTF-8"
             )
+
+
+def _check_kinds(model: str, draft: str) -> None:
+    """Refuse what the engine ends with after minutes: a small model of its own as the draft, or the two exchanged."""
+    drafts = _architectures(draft)
+    if drafts and not _is_dflash(drafts):
+        raise InputError(
+            "draft-not-dflash",
+            f"{draft} is no DFlash draft: its config.json says {drafts[0]}",
+            where="draft",
+            hint="a draft is trained for its model (DFlashDraftModel); a small model of its own does not do",
+        )
+    if _is_dflash(_architectures(model)):
+        raise InputError(
+            "model-is-draft",
+            f"{model} is a DFlash draft, not a model",
+            where="model",
+            hint="name the model that the draft was trained for; the draft goes under draft",
+        )
+
+
+def _architectures(path: str) -> List[str]:
+    """What a model's config.json names, nothing for a hub name and where it does not say so."""
+    try:
+        config = json.loads(Path(path, "config.json").read_bytes()) if Path(path).is_absolute() else None
+    except (OSError, ValueError):
+        return []  # the engine says what is wrong with it
+    names = config.get("architectures") if isinstance(config, dict) else None
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def _is_dflash(architectures: Sequence[str]) -> bool:
+    return any("dflash" in name.lower() for name in architectures)
 
 
 def _check_variables(environment: Dict[str, str], secrets: Dict[str, str]) -> None:

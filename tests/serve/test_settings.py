@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,34 @@ def test_a_measured_budget_is_for_gpus_with_cuda_graphs(host: Host) -> None:
 def test_plain_decoding_needs_neither_draft_nor_budget(host: Host) -> None:
     spec = base_spec(read_settings(host.params(algorithm="none", draft="/nowhere", budget=31)), host.release)
     assert (spec.draft, spec.budget) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("model", "draft", "expected"),
+    [
+        ({"architectures": ["Qwen3ForCausalLM"]}, {"architectures": ["DFlashDraftModel"]}, None),
+        ({"architectures": ["Qwen3ForCausalLM"]}, {"architectures": ["Qwen3ForCausalLM"]}, "draft-not-dflash"),
+        ({"architectures": ["DFlashDraftModel"]}, {"architectures": ["Qwen3ForCausalLM"]}, "draft-not-dflash"),
+        ({"architectures": ["DFlashDraftModel"]}, {"architectures": ["DFlashDraftModel"]}, "model-is-draft"),
+        ({}, {"architectures": []}, None),  # the engine's business, as is a file that is no JSON
+        ([], {"architectures": "x"}, None),
+        (None, None, None),
+    ],
+)
+def test_a_draft_that_is_none_and_a_model_that_is_one(host: Host, model: Any, draft: Any, expected: str | None) -> None:
+    for name, config in (("target", model), ("drafter", draft)):
+        (host.root / name).mkdir()
+        (host.root / name / "config.json").write_text("{" if config is None else json.dumps(config))
+    paths = {"model": str(host.root / "target"), "draft": str(host.root / "drafter")}
+    base_spec(read_settings(host.params(algorithm="none", **paths)), host.release)
+    for algorithm in ("ddtree", "dflash"):
+        settings = read_settings(host.params(algorithm=algorithm, **paths))
+        if expected is None:
+            base_spec(settings, host.release)
+            continue
+        with pytest.raises(InputError) as caught:
+            base_spec(settings, host.release)
+        assert (caught.value.id, int(caught.value.exit_code)) == (expected, 3)
 
 
 def test_hub_names_are_left_to_the_engine(host: Host) -> None:
