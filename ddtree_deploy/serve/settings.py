@@ -151,7 +151,8 @@ def _budget(settings: LaunchSettings) -> Optional[Union[int, str]]:
     if settings.algorithm != "ddtree":
         return None  # an inventory's budget does not hinder a launch without a tree
     if settings.budget is None:
-        raise InputError("budget-missing", "ddtree needs a budget", where="budget", hint=BUDGET_HINT)
+        hint = f"Say --budget N, or set budget in the inventory. {BUDGET_HINT}"
+        raise InputError("budget-missing", "ddtree needs a budget", where="budget", hint=hint)
     try:
         return parse_budget(settings.budget)
     except InputError as error:

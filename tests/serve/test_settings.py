@@ -140,6 +140,12 @@ def test_a_draft_that_is_none_and_a_model_that_is_one(host: Host, model: Any, dr
         assert (caught.value.id, int(caught.value.exit_code)) == (expected, 3)
 
 
+def test_a_missing_budget_says_where_to_say_it(host: Host) -> None:
+    with pytest.raises(InputError) as caught:
+        base_spec(read_settings(host.params(budget=None)), host.release)
+    assert "--budget" in str(caught.value.hint) and "inventory" in str(caught.value.hint)
+
+
 def test_hub_names_are_left_to_the_engine(host: Host) -> None:
     spec = base_spec(read_settings(host.params(model="Qwen/Qwen3-8B", draft="z-lab/Qwen3-8B-DFlash-b16")), host.release)
     assert (spec.model, spec.draft) == ("Qwen/Qwen3-8B", "z-lab/Qwen3-8B-DFlash-b16")
