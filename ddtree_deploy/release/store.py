@@ -161,7 +161,7 @@ def rollback(root: str, to: Optional[str]) -> Dict[str, Any]:
             raise InputError(
                 "nothing-to-roll-back",
                 f"of the releases on {root} none was active before {current or 'now'}",
-                hint=_available(root),
+                hint=f"{_available(root)}; --to RELEASE makes one of them current",
             )
         _check_target(layout, target)
         if target == current:

@@ -97,6 +97,7 @@ def test_rollback_goes_back_one_by_one(three: Path) -> None:
     with pytest.raises(InputError) as caught:
         rollback(str(three), None)
     assert caught.value.id == "nothing-to-roll-back"
+    assert "r-2, r-3" in str(caught.value.hint) and "--to" in str(caught.value.hint)  # the way forward again
     assert current_release(Layout(three)) == "r-1"
     assert rollback(str(three), "r-3")["previous"] == "r-1"
     assert rollback(str(three), None)["release"] == "r-1"
