@@ -15,9 +15,17 @@ if TYPE_CHECKING:
 
 
 def check(context: typer.Context) -> None:
-    """Validate the inventory; every error is printed with file:line, key and what was expected."""
+    """Validate the inventory and the profiles' names; errors are printed with file:line, key and what was expected."""
+    from ddtree_deploy.inventory.validation import report
+    from ddtree_deploy.plan.donor_set import DONOR_PROFILE
+    from ddtree_deploy.profiles.locking import missing_profiles
+
     app = app_context(context)
     inventory = app.inventory()
+    hosts = [inventory.host(name) for name in inventory.hosts]
+    findings = missing_profiles(host for host in hosts if host.profile != DONOR_PROFILE)
+    if findings:
+        raise report(findings, inventory.document)
     document = {
         "command": "inventory check",
         "exit_code": 0,

@@ -11,14 +11,16 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import Iterable, Optional, Sequence
 from urllib.parse import urlsplit, urlunsplit
 
 from ddtree_deploy.errors import InputError
 from ddtree_deploy.inventory.secrets import MASK
 from ddtree_deploy.inventory.settings import HostSettings
+from ddtree_deploy.inventory.validation import Finding
+from ddtree_deploy.inventory.yaml_lines import read_text
 from ddtree_deploy.named_files import is_path
-from ddtree_deploy.profiles.loader import load_profile, recipe_line, with_lock
+from ddtree_deploy.profiles.loader import find_profile, load_profile, recipe_line, with_lock
 from ddtree_deploy.profiles.model import Profile, Source
 from ddtree_deploy.resources import data_dir
 
@@ -45,7 +47,7 @@ def profile_for(host: HostSettings, name: Optional[str] = None, source: Optional
     locks = locks_folder(host)
     if name and is_path(name) and Path(name).expanduser().is_file():
         name = str(Path(name).expanduser().absolute())
-    profile = load_profile(name or host.require("profile"), [host.folder, host.folder / "overlays"], locks)
+    profile = load_profile(name, _search(host), locks) if name else profile_of(host)
     own_index = source.kind == "index" and (source.location is not None or bool(source.extra))
     if profile.needs_index and source.kind == "index" and not own_index:
         raise _needs_index(profile, host)
@@ -58,8 +60,31 @@ def profile_for(host: HostSettings, name: Optional[str] = None, source: Optional
 
 def profile_of(host: HostSettings) -> Profile:
     """The inventory's profile of ``host`` as it is: where a lock is still to be made, it has no packages."""
-    search = [host.folder, host.folder / "overlays"]
-    return load_profile(host.require("profile"), search, locks_folder(host))
+    name = host.require("profile")
+    try:
+        return load_profile(name, _search(host), locks_folder(host))
+    except InputError as error:
+        error.where = error.where or host.origin("profile").where
+        raise
+
+
+def missing_profiles(hosts: Iterable[HostSettings]) -> list[Finding]:
+    """A finding for each place of an inventory that names a profile which is not there."""
+    findings: dict[Optional[str], Finding] = {}
+    for host in hosts:
+        where = host.origin("profile").where
+        if host.profile is None or where in findings:
+            continue
+        try:
+            read_text(find_profile(host.profile, _search(host)), "profile")
+        except InputError as error:
+            message = error.message if error.where is None else f"{error.message}: {error.where}"
+            findings[where] = Finding(error.id, message, ("hosts", host.name), error.hint, where=where)
+    return list(findings.values())
+
+
+def _search(host: HostSettings) -> list[Path]:
+    return [host.folder, host.folder / "overlays"]
 
 
 def locks_folder(host: HostSettings) -> Path:
