@@ -38,17 +38,21 @@ def check(context: typer.Context) -> None:
 def show(
     context: typer.Context,
     host: Annotated[
-        str | None, typer.Argument(metavar="[HOST]", help="Default: list all.", autocompletion=complete_hosts)
+        str | None,
+        typer.Argument(
+            metavar="HOST",
+            help="A host; of a group or pattern, and without, hosts are listed.",
+            autocompletion=complete_hosts,
+        ),
     ] = None,
 ) -> None:
     """Show the merged settings of a host, each with the layer and line it comes from; secrets as references."""
     app = app_context(context)
     inventory = app.inventory()
-    if host is None:
-        groups = {
-            name: [group for group, members in inventory.groups.items() if name in members] for name in inventory.hosts
-        }
-        rows = [_summary(inventory.host(name), groups[name]) for name in inventory.hosts]
+    if host is None or host not in inventory.hosts:
+        chosen = [settings.name for settings in inventory.select([host or "all"])]
+        groups = {name: [group for group, members in inventory.groups.items() if name in members] for name in chosen}
+        rows = [_summary(inventory.host(name), groups[name]) for name in chosen]
         document: dict[str, Any] = {"path": str(inventory.path), "hosts": rows}
         app.output.emit(
             {"command": "inventory show", "exit_code": 0, "inventory": document},

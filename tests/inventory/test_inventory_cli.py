@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,17 @@ def test_profiles_are_looked_for(tmp_path: Path, capsys: pytest.CaptureFixture[s
     with pytest.raises(InputError) as caught:
         profile_of(load_inventory(path).host("a"))
     assert (caught.value.id, caught.value.where) == ("unknown-profile", f"{path}:2:12")
+
+
+def test_a_group_lists_its_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "hosts.yaml"
+    path.write_text("groups:\n  g: {root: /srv}\nhosts:\n  a: {}\n  b: {groups: [g]}\n  box: {groups: [g]}\n")
+
+    def listed(*words: str) -> list[str]:
+        assert main(["--json", "--inventory", str(path), "inventory", "show", *words]) == 0
+        return [row["host"] for row in json.loads(capsys.readouterr().out)["inventory"]["hosts"]]
+
+    assert listed() == listed("all") == ["a", "b", "box"]
+    assert listed("g") == listed("b*") == ["b", "box"]
+    assert main(["--inventory", str(path), "inventory", "show", "c"]) == 3
+    assert "unknown host 'c'" in capsys.readouterr().err
