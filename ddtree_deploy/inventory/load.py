@@ -214,7 +214,8 @@ def _host_findings(settings: HostSettings, file: InventoryFile) -> list[Finding]
         add("api-key-required", message, "set api_key: env:NAME or file:PATH, or listen: 127.0.0.1", "listen")
     ports, gpus = settings.ports[1] - settings.ports[0] + 1, len(settings.gpus or (0,))
     if ports < PORTS_PER_SERVICE * gpus:
-        message = f"{gpus} services need {PORTS_PER_SERVICE * gpus} ports, the range has {ports}"
+        need = "1 service needs" if gpus == 1 else f"{gpus} services need"
+        message = f"{need} {PORTS_PER_SERVICE * gpus} ports, the range has {ports}"
         add("bad-ports", message, "a service has one port for requests and one for its own processes", "ports", "gpus")
     donor = settings.source.donor
     problem = _donor_problem(donor, settings, file.hosts) if donor else None

@@ -18,6 +18,7 @@ from ddtree_deploy.release.hashes import HashCache
 from ddtree_deploy.release.removal import remove_distributions
 from ddtree_deploy.release.sources import SourceVenv, Wanted, blob, prepare
 from ddtree_deploy.steps.context import StepContext
+from ddtree_deploy.units import plural
 
 
 def plan(inputs: PlanInputs, draft: PlanDraft) -> List[Action]:
@@ -216,11 +217,11 @@ def _require_clone(context: StepContext) -> None:
 
 
 def _summary(kinds: List[Tuple[str, int]], leaving: int, extra: int) -> str:
-    parts = [f"install {count} packages from the {kind}" for kind, count in kinds if count]
+    parts = [f"install {plural(count, 'package')} from the {kind}" for kind, count in kinds if count]
     if leaving:
-        parts.append(f"remove {leaving} old ones")
+        parts.append(f"remove {plural(leaving, 'old one')}")
     if extra:
-        parts.append(f"add {extra} files of the profile")
+        parts.append(f"add {plural(extra, 'file')} of the profile")
     return ", ".join(parts)
 
 

@@ -81,7 +81,8 @@ def check_torch() -> Report:
         return f"torch {torch.__version__}: {names[0]} has no memory left to try it: {error}", {**data, "warning": True}
     if total != 4.0:
         raise Failed("wrong-value", f"the sum of four ones on {names[0]} is {total}", **data)
-    return f"torch {torch.__version__}, CUDA {torch.version.cuda}, {len(names)} GPUs ({names[0]})", data
+    count = "1 GPU" if len(names) == 1 else f"{len(names)} GPUs"
+    return f"torch {torch.__version__}, CUDA {torch.version.cuda}, {count} ({names[0]})", data
 
 
 def check_torchvision() -> Report:

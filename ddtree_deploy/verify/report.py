@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from ddtree_deploy.errors import ExitCode, InputError
+from ddtree_deploy.units import plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,7 +68,8 @@ def _render_output(console: Console, check: Mapping[str, Any], verbose: bool) ->
         reason = line["reason"]
     hidden = len(check["output"]) - len(shown)
     if hidden:
-        console.print(Text(f"  {check['title']}: {hidden} lines of harmless output (shown with -v)", style="dim"))
+        count = plural(hidden, "line")
+        console.print(Text(f"  {check['title']}: {count} of harmless output (shown with -v)", style="dim"))
 
 
 def junit(reports: Mapping[str, Mapping[str, Any]]) -> str:

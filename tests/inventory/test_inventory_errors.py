@@ -75,7 +75,7 @@ BAD = {
     "ports beyond": ("ports: 65000-66000", "bad-ports", "3:12", "1 to 65535", ""),
     "ports with a colon": ("ports: 30000:30099", "bad-ports", "3:12", "30000-30099", "base 60"),
     "ports as words": ("ports: many", "bad-ports", "3:12", "found the text 'many'", ""),
-    "one port": ("ports: 30000", "bad-ports", "3:12", "1 services need 2 ports", "one for its own"),
+    "one port": ("ports: 30000", "bad-ports", "3:12", "1 service needs 2 ports", "one for its own"),
     "listen with a port": ("listen: 127.0.0.1:80", "bad-address", "3:13", "expected an IP address", "ports"),
     "listen beyond loopback": ("listen: 0.0.0.0", "api-key-required", "3:13", "0.0.0.0", "api_key: env:NAME"),
     "listen on IPv6": ("listen: '::'", "api-key-required", "3:13", "listens on ::", "api_key"),

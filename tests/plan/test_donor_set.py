@@ -257,7 +257,7 @@ class TestMixing:
         overlay = next(action for action in plan.actions if action.step == "overlay")
         assert [entry["name"] for entry in overlay.params["install"]] == ["sglang", "torch"]
         assert [entry["name"] for entry in overlay.params["rest"]["install"]] == ["pybase64"]
-        assert "2 packages from the donor, install 1 packages from the index" in overlay.summary
+        assert "2 packages from the donor, install 1 package from the index" in overlay.summary
 
     def test_the_plan_says_which_comes_from_where(self) -> None:
         console = Console(file=io.StringIO(), width=200)

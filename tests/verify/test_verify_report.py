@@ -52,7 +52,7 @@ def test_table_shows_failure_hint_and_unknown_output() -> None:
     for expected in ("gpu1: release r1", "import-error: undefined symbol", "Traceback <x>", "do this", "[bold]markup"):
         assert expected in text
     assert "SyntaxWarning" not in text
-    assert "1 lines of harmless output" in text
+    assert "1 line of harmless output" in text
     assert "a docstring" in text_of(verbose=True)
 
 
