@@ -97,7 +97,7 @@ def _usage_error(error: Exception) -> InputError | None:
         return None
     context: Any = getattr(error, "ctx", None)
     name = context.command_path if context is not None else "ddtree-deploy"
-    message = error.format_message()
+    message = error.format_message().replace("Value error, ", "", 1)  # pydantic's, which typer passes on
     parameter: Any = getattr(error, "param", None)
     help = getattr(parameter, "help", None) if "Missing" in message else None
     where = (

@@ -43,6 +43,11 @@ def test_usage_errors_are_bad_input(words: list[str]) -> None:
     assert "error: " in ran.err and "what: " in ran.err and "hint: " in ran.err
 
 
+def test_a_word_that_is_none_of_an_options_is_said_without_the_parsers_own_words() -> None:
+    ran = run("launch", "localhost", "--algorithm", "magic")
+    assert "what: Invalid value for '--algorithm': 'magic' is not one of 'ddtree', 'dflash', 'none'." in ran.err
+
+
 @pytest.mark.parametrize("words", USAGE, ids=" ".join)
 def test_usage_errors_as_json(words: list[str]) -> None:
     ran = run("--json", *words)
