@@ -215,7 +215,8 @@ def load_facts(file: Path) -> HostFacts:
         return from_dict(HostFacts, data, str(file))
     except InputError as error:
         message = f"not the facts of one host: {error.message}"
-        raise InputError("bad-document", message, where=error.where, hint=hint) from error
+        where = str(error.where).replace(f"{file}.", f"{file}: ", 1)  # the file, then the field: facts.json: gpus[0]
+        raise InputError("bad-document", message, where=where, hint=hint) from error
 
 
 def host_for_facts(facts: HostFacts, inventory: Inventory) -> HostSettings:

@@ -44,6 +44,16 @@ def test_the_json_output_of_one_host_will_do(tmp_path: Path) -> None:
     assert load_facts(file) == FACTS
 
 
+def test_facts_that_were_edited_name_the_field(tmp_path: Path) -> None:
+    file = tmp_path / "facts.json"
+    save_facts(FACTS, file)
+    facts = json.loads(file.read_text())
+    file.write_text(json.dumps({**facts, "gpus": [{"index": 0, "uuid": "GPU-1", "name": "NVIDIA H200", "vram": 1}]}))
+    with pytest.raises(InputError, match="unknown field 'vram'") as caught:
+        load_facts(file)
+    assert caught.value.where == f"{file}: gpus[0]"
+
+
 @pytest.mark.parametrize(
     ("text", "id"),
     [
