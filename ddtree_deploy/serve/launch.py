@@ -302,7 +302,9 @@ def _ports(spec: ServiceSpec) -> Tuple[int, int]:
 
 def _running(folder: ServiceFolder, spec: ServiceSpec, wanted: ServiceSpec) -> InputError:
     changed = spec.differences(wanted)
-    text = "; ".join(f"{key}: {getattr(spec, key)!r} now, {getattr(wanted, key)!r} asked" for key in changed)
+    told = [key for key in changed if key != "release" or "release_id" not in changed]  # the id says it shorter
+    names = {key: "release" if key == "release_id" else key for key in told}
+    text = "; ".join(f"{names[key]}: {getattr(spec, key)!r} now, {getattr(wanted, key)!r} asked" for key in told)
     return InputError(
         "service-running",
         f"service {folder.name} runs with other {'settings: ' + text if changed else 'secrets'}",

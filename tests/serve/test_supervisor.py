@@ -21,6 +21,7 @@ import pytest
 from doubles import nvidia_smi_double
 from processes import command_line, wait_until
 from served_host import PORTS, Host
+from stand_in_engine import make_release
 
 from ddtree_deploy.agent.bundle import build_bundle
 from ddtree_deploy.agent.protocol import Progress, ProgressSink, silent
@@ -75,6 +76,15 @@ def test_launching_what_runs_changes_nothing(host: Host) -> None:
     again = host.launch()
     assert again["changed"] is False
     assert again["services"][0]["pid"] == first["pid"]
+
+
+def test_another_release_is_named_once(host: Host) -> None:
+    host.launch()
+    make_release(host.root / "releases" / "stand-in-2")
+    with pytest.raises(InputError) as caught:
+        host.launch(release="stand-in-2")
+    told = "service cpu runs with other settings: release: 'stand-in-1' now, 'stand-in-2' asked"
+    assert (caught.value.id, caught.value.message) == ("service-running", told)
 
 
 def test_other_settings_are_refused_unless_they_replace(host: Host) -> None:
