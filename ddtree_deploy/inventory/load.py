@@ -237,7 +237,7 @@ def _donor_problem(
         hint = f"did you mean {close!r}?" if close else "write HOST, HOST:/path, USER@ADDRESS:/path or /path"
         return "unknown-host", f"donor {donor!r} names no host of this inventory", hint
     if path is not None and not path.startswith(("/", "~/")):
-        return "bad-path", f"donor {donor!r}: expected an absolute path after the host", None
+        return "bad-path", f"donor {donor!r}: expected an absolute path after the host", "begin it with / or ~/"
     if host == settings.name and path is None:
         return "bad-source", "the donor is the host itself", "name another venv: donor: /path"
     return None

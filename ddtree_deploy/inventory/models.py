@@ -109,6 +109,7 @@ def _listen(value: str) -> str:
     except ValueError:
         if not _HOST_NAME.fullmatch(value) or re.fullmatch(r"[\d.]+", value):
             hint = "write the address alone; the port is chosen from `ports`" if ":" in value else ""
+            hint = "every address is 0.0.0.0, or '::'" if value == "*" else hint
             raise wrong("bad-address", f"expected an IP address or host name, found {found(value)}", hint) from None
     return value
 

@@ -221,6 +221,8 @@ def _type_hint(expected: str, value: Any) -> Optional[str]:
         return f"write {'true' if value.lower() in ('yes', 'on') else 'false'}"
     if expected == "a list" and not isinstance(value, (list, dict)) and value is not None:
         return "write it as a list: [one, two], or one `- item` a line"
+    if expected == "a mapping of keys to values" and isinstance(value, list):
+        return "write `name: value`, one a line, without the dashes"
     return None
 
 
