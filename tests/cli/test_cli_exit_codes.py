@@ -316,6 +316,12 @@ def test_a_reader_that_goes_away_does_not_change_the_exit_code(tmp_path: Path) -
     assert run_unread("--inventory", str(inventory), "inventory", "show", "one") == (0, b"")
 
 
+def test_the_package_runs_as_the_program() -> None:
+    ran = subprocess.run([sys.executable, "-m", "ddtree_deploy", "plan"], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 3
+    assert "hint: ddtree-deploy plan --help" in ran.stderr
+
+
 def test_the_program_itself(tmp_path: Path) -> None:
     assert spawn("--version").code == 0
     assert spawn("bogus").code == 3
