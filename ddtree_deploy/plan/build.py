@@ -16,7 +16,7 @@ from ddtree_deploy.plan.files import diff_files, engine_problems
 from ddtree_deploy.plan.inputs import PlanInputs
 from ddtree_deploy.plan.model import Action, FileChange, PackageChange, Plan, Problem
 from ddtree_deploy.plan.packages import PackageDiff, diff_packages
-from ddtree_deploy.plan.problems import error, host_problems, usable_base
+from ddtree_deploy.plan.problems import error, host_problems, services_that_stay, usable_base
 from ddtree_deploy.plan.release_id import inputs_digest, release_id
 from ddtree_deploy.plan.sizes import installed_bytes
 from ddtree_deploy.plan.source_choice import donor_place
@@ -60,7 +60,7 @@ def build_plan(inputs: PlanInputs, step_planner: Callable[[str], StepPlanner] | 
 
 def _plan_existing(inputs: PlanInputs, plan: Plan, release: ReleaseInfo, planners: dict[str, StepPlanner]) -> Plan:
     """The release is there: make it current, or do nothing."""
-    problems = host_problems(inputs)
+    problems = host_problems(inputs) + services_that_stay(inputs, release.id)
     current = release.current or inputs.facts.current == release.id
     keep = len(inputs.facts.base.packages) if inputs.facts.base is not None else 0
     plan = replace(plan, unchanged_packages=keep)
@@ -72,7 +72,7 @@ def _plan_existing(inputs: PlanInputs, plan: Plan, release: ReleaseInfo, planner
 
 
 def _plan_new(inputs: PlanInputs, plan: Plan, existing: ReleaseInfo | None, planners: dict[str, StepPlanner]) -> Plan:
-    problems = host_problems(inputs)
+    problems = host_problems(inputs) + services_that_stay(inputs, plan.release_id)
     if existing is not None:
         message = f"{existing.path} exists and is not a complete release of these inputs"
         hint = f"Look at it, then remove it: ddtree-deploy prune {plan.host} --keep 1."

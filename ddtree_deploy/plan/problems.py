@@ -15,6 +15,7 @@ from ddtree_deploy.patching.model import PatchSet
 from ddtree_deploy.plan.inputs import PlanInputs, PlanSettings, parse_budget
 from ddtree_deploy.plan.model import Problem
 from ddtree_deploy.profiles.model import Profile
+from ddtree_deploy.units import some
 from ddtree_deploy.versions import same_version
 
 
@@ -114,6 +115,18 @@ def _root(facts: HostFacts, settings: PlanSettings) -> list[Problem]:
         message = f"{name} was left by an interrupted run; the next provision finishes or removes it"
         problems.append(Problem("note", "partial-release", message))
     return problems
+
+
+def services_that_stay(inputs: PlanInputs, release_id: str) -> list[Problem]:
+    """A note on services that go on with another release than ``release_id`` once it is current."""
+    running = [service for service in inputs.facts.services if service.state in ("starting", "ready")]
+    names = [service.name for service in running if service.release not in (None, release_id)]
+    if not names or all(step.step != "activate" for step in inputs.playbook.steps):
+        return []
+    stay = "runs" if len(names) == 1 else "run"
+    message = f"{some(names)} {stay} from another release, and will go on with it"
+    hint = f"Once this one is current: ddtree-deploy launch {inputs.settings.host} --replace."
+    return [Problem("note", "services-stay", message, hint)]
 
 
 def _gpus(facts: HostFacts, settings: PlanSettings, profile: Profile) -> list[Problem]:
