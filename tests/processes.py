@@ -39,6 +39,15 @@ def state(pid: int) -> str:
     return fields[0] if fields else "X"
 
 
+def wait_until_asleep(pid: int) -> None:
+    """Wait until it waits for something that does not come: asleep for a fifth of a second, and not for a moment."""
+    looks = 0
+    while looks < 20:
+        looks = looks + 1 if state(pid) == "S" else 0
+        assert alive(pid), f"process {pid} has ended"
+        time.sleep(0.01)
+
+
 def alive(pid: int) -> bool:
     return state(pid) not in "ZX"
 

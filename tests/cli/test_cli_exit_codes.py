@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from cli_support import command, run, spawn, write_inventory
-from processes import state
+from processes import wait_until_asleep
 
 from ddtree_deploy.errors import DeployError, InputError, LockedError, ProblemsError, StepError, UnreachableError
 
@@ -195,8 +195,7 @@ def test_signals_end_a_run_as_interrupted(tmp_path: Path, number: signal.Signals
     )
     try:
         writer = _open_for_writing(pipe)  # now the command reads, and waits for what never comes
-        while state(process.pid) != "S":
-            time.sleep(0.01)  # a signal between Python's last look and read(2) would be seen after it
+        wait_until_asleep(process.pid)  # a signal between Python's last look and read(2) would be seen after it
         process.send_signal(number)
         out, _ = process.communicate(timeout=30)
         os.close(writer)
