@@ -9,7 +9,7 @@ import typer
 from ddtree_deploy.cli.context import app_context
 from ddtree_deploy.cli.hosts import call_op, run_on_hosts
 from ddtree_deploy.cli.parameters import Hosts
-from ddtree_deploy.units import human_bytes, plural
+from ddtree_deploy.units import human_bytes, plural, some
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,6 +80,9 @@ def _draw_rollback(console: Console, result: HostResult) -> None:
         console.print(f"{result.host}: {release} is current now (it was {previous or 'none'})")
     else:
         console.print(f"{result.host}: nothing to do, {release} is current")
+    if found["staying"]:
+        names, move = some(found["staying"]), f"ddtree-deploy launch {result.host} --replace"
+        console.print(f"{result.host}: still served from another release: {names}; `{move}` moves them")
     _draw_note(console, result)
 
 

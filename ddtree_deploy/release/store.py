@@ -187,9 +187,15 @@ def op_list(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
 
 
 def op_rollback(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
-    """Op ``releases.rollback``: {root, to: id or null} -> see :func:`rollback`."""
-    to = params.get("to")
-    return rollback(str(params["root"]), str(to) if to is not None else None)
+    """Op ``releases.rollback``: {root, to: id or null} -> see :func:`rollback`; and ``staying``, the names of services
+    that run from another release and go on with it."""
+    from ddtree_deploy.serve.operations import list_services
+
+    root, to = str(params["root"]), params.get("to")
+    result = rollback(root, str(to) if to is not None else None)
+    running = [service for service in list_services(open_layout(root).root) if service.state in ("starting", "ready")]
+    staying = [service.name for service in running if service.release not in (None, result["release"])]
+    return {**result, "staying": staying}
 
 
 def op_prune(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:

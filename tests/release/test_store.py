@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -9,10 +10,14 @@ from typing import Any, List
 
 import pytest
 from disks import fill
+from rich.console import Console
 
 from ddtree_deploy.agent.operations import find
 from ddtree_deploy.agent.protocol import silent
+from ddtree_deploy.cli.release_commands import _draw_rollback
 from ddtree_deploy.errors import InputError, LockedError, StepError
+from ddtree_deploy.facts.model import ServiceInfo
+from ddtree_deploy.fleet import HostResult
 from ddtree_deploy.release import store
 from ddtree_deploy.release.journal import Journal, read_journal
 from ddtree_deploy.release.layout import Layout
@@ -89,6 +94,28 @@ def test_list(three: Path) -> None:
 def test_list_of_nothing(root: Path) -> None:
     expected = {"releases": [], "current": None, "previous": None, "partial": [], "foreign": []}
     assert op_list({"root": str(root)}, silent) == expected
+
+
+def test_rollback_tells_of_services_that_stay(three: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(root: Path) -> list[ServiceInfo]:
+        states = {"a": ("ready", "r-3"), "b": ("starting", "r-1"), "c": ("stopped", "r-3"), "d": ("ready", "r-2")}
+        unknown = ServiceInfo("e", "unknown")
+        return [*(ServiceInfo(name, state, release=release) for name, (state, release) in states.items()), unknown]
+
+    monkeypatch.setattr("ddtree_deploy.serve.operations.list_services", found)
+    assert op_rollback({"root": str(three), "to": None}, silent)["staying"] == ["a", "b"]  # r-2 is current now
+    assert op_rollback({"root": str(three), "to": "r-3"}, silent)["staying"] == ["b", "d"]
+
+
+def test_rollback_says_how_services_are_moved() -> None:
+    value = {"release": "r-2", "previous": "r-3", "changed": True, "note": None, "staying": ["gpu0", "gpu1"]}
+    console = Console(file=io.StringIO(), width=200)
+    _draw_rollback(console, HostResult("box", 0, {}, value))
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines() == [
+        "box: r-2 is current now (it was r-3)",
+        "box: still served from another release: gpu0, gpu1; `ddtree-deploy launch box --replace` moves them",
+    ]
 
 
 def test_rollback_goes_back_one_by_one(three: Path) -> None:
