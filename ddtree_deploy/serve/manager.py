@@ -18,7 +18,7 @@ from ddtree_deploy.serve.spec import ServiceFolder
 from ddtree_deploy.serve.state import read_state
 
 _START_S = 20.0
-_GONE_S = 10.0  # by then it holds its folder's lock, if it lives
+_GONE_S = 5.0  # since it has detached itself: by then it holds its folder's lock, if it lives
 _SPACE = 1 << 16
 
 

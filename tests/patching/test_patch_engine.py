@@ -227,6 +227,7 @@ def killed_at(step, verb, patch_set, site):
     return status == 9
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("then", [engine.apply, engine.reverse])
 @pytest.mark.parametrize("verb", [engine.apply, engine.reverse])
 def test_a_run_that_is_killed_anywhere_is_completed_or_undone_to_the_byte(patch_set, site, tmp_path, verb, then):

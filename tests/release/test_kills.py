@@ -165,6 +165,7 @@ def test_killed_inside_of_patch_audit_and_smoke(
     assert venvs.tree_state(engine_base) == before
 
 
+@pytest.mark.e2e
 def test_killed_at_every_journal_line_around_patch_audit_and_smoke(
     root: Path, engine_base: Path, wheels: Dict[str, Path], tmp_path: Path, runs: Runs
 ) -> None:
@@ -196,6 +197,7 @@ def test_same_plan_again_after_a_kill_between_name_and_switch(
     assert verify(root) == "test-1"
 
 
+@pytest.mark.e2e
 def test_killed_at_every_journal_line(
     root: Path, base: Path, wheels: Dict[str, Path], tmp_path: Path, runs: Runs
 ) -> None:
@@ -216,6 +218,7 @@ def test_killed_at_every_journal_line(
     assert venvs.tree_state(base) == before
 
 
+@pytest.mark.e2e
 def test_killed_at_random_moments(root: Path, base: Path, wheels: Dict[str, Path], tmp_path: Path, runs: Runs) -> None:
     began = time.monotonic()
     apply_plan(params(root, base, wheels, "test-0", "0" * 64), silent)

@@ -65,7 +65,7 @@ def test_nothing_is_stopped_where_it_could_not_start_again(full: Host) -> None:
     assert is_alive(engine) and full.status()["state"] == "ready"
 
 
-def test_no_engine_is_started_that_nobody_would_know_of(small_disk: Path) -> None:
+def test_no_engine_is_started_that_nobody_would_know_of(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk becomes full just before the supervisor's first state."""
     host = Host(small_disk / "root")
     folder, started = host.folder(), small_disk.parent / "started"
@@ -74,6 +74,7 @@ def test_no_engine_is_started_that_nobody_would_know_of(small_disk: Path) -> Non
     folder.write(host.spec({}), {})
     folder.log.touch()
     folder.lock.touch()
+    monkeypatch.setattr("ddtree_deploy.serve.manager._GONE_S", 1.0)
     filler = fill(small_disk)
     with pytest.raises(StepError) as caught:
         start_service(folder, "test")

@@ -446,6 +446,7 @@ def test_one_supervisor_that_does_not_start_is_told_with_the_others(
     for one in (spec, broken):
         host.folder(one.name).write(one, {})
     host.folder("a").log.mkdir()
+    monkeypatch.setattr("ddtree_deploy.serve.manager._GONE_S", 1.0)
     targets = [launch._Target(host.folder(one.name), one, one.name) for one in (broken, spec)]
     failures = launch._start(targets)
     with pytest.raises(StepError) as caught:
