@@ -192,6 +192,7 @@ def test_signals_end_a_run_as_interrupted(tmp_path: Path, number: signal.Signals
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # under nohup it would be ignored, as it should
     )
     try:
         writer = _open_for_writing(pipe)  # now the command reads, and waits for what never comes
