@@ -72,17 +72,29 @@ def facts(
             "one-file-for-many", f"{save} cannot hold the facts of several hosts", where="--save", hint=hint
         )
 
+    def file_of(host: str) -> Path | None:
+        return None if save is None else Path(str(save).replace("{host}", host))
+
     def work(host: HostSettings, connect: Connector, sink: ProgressSink) -> HostResult:
         from ddtree_deploy.codec import to_dict
         from ddtree_deploy.fleet import HostResult
 
         with connect(host) as session:
             found = facts_of_host(lambda op, params: session.call(op, params, sink), host)
-        if save is not None:
-            save_facts(found, Path(str(save).replace("{host}", host.name)))
+        file = file_of(host.name)
+        if file is not None:
+            save_facts(found, file)
         return HostResult(host.name, 0, {"facts": to_dict(found)}, found)
 
-    run_on_hosts(app, "facts", selected, work, lambda console, result: render_facts(console, result.host, result.value))
+    def draw(console: Console, result: HostResult) -> None:
+        from rich.text import Text
+
+        render_facts(console, result.host, result.value)
+        file = file_of(result.host)
+        if file is not None:
+            console.print(Text(f"{result.host}: saved in {file}"))
+
+    run_on_hosts(app, "facts", selected, work, draw)
 
 
 def plan(

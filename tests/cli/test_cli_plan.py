@@ -156,7 +156,9 @@ def test_survey_and_facts_know_the_profiles_beside_the_inventory(tmp_path: Path,
 def test_facts_of_several_hosts_need_several_files(tmp_path: Path, base: str) -> None:
     inventory = str(write_inventory(tmp_path, base=base))
     assert run("facts", "all", "--inventory", inventory, "--save", str(tmp_path / "f.json")).code == 3
-    assert run("facts", "all", "--inventory", inventory, "--save", str(tmp_path / "{host}.json")).code == 0
+    ran = run("facts", "all", "--inventory", inventory, "--save", str(tmp_path / "{host}.json"))
+    assert ran.code == 0
+    assert "two: saved in" in ran.out and "two.json" in ran.out
     assert (tmp_path / "one.json").is_file() and (tmp_path / "two.json").is_file()
 
 
