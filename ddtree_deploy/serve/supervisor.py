@@ -229,9 +229,16 @@ class Supervisor:
     def _is_displaced(self) -> bool:
         try:
             there = self._folder.lock.stat()
+            if (there.st_dev, there.st_ino) == (self._lock.st_dev, self._lock.st_ino):
+                return False
         except OSError as error:
-            return error.errno == errno.ENOENT
-        return (there.st_dev, there.st_ino) != (self._lock.st_dev, self._lock.st_ino)
+            if error.errno != errno.ENOENT:
+                return False
+        try:  # of a lock that was cleared away alone, or a folder put back from a copy, status and stop know no less
+            state = self._folder.read(self._folder.state_file, ServiceState)
+        except (DeployError, OSError):
+            return False
+        return state is None or state.marker != self._marker
 
     def _owns_port(self) -> bool:
         mine = service_processes(self._marker, self._identity, os.getpid())

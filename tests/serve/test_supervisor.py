@@ -347,6 +347,20 @@ def test_a_service_whose_folder_is_removed_ends(host: Host, anew: bool) -> None:
     assert not anew or host.state().state == "ready"
 
 
+def test_a_service_whose_lock_alone_is_removed_goes_on(host: Host) -> None:
+    """Somebody takes it for a stale one."""
+    folder = host.start_spec({}, stop_grace_s=0.2)
+    first = host.until("ready", lambda state: state.state == "ready").supervisor
+    assert first is not None
+    folder.lock.unlink()
+    for _ in range(8):
+        send_signal(first, signal.SIGCHLD)  # so that it looks at once
+        time.sleep(0.1)
+    assert is_alive(first) and host.state().state == "ready"
+    assert host.stop()["services"] == [{"name": "cpu", "changed": True, "state": "stopped"}]
+    assert not is_alive(first)
+
+
 @pytest.mark.parametrize("budget", [7, 8])
 def test_a_launch_right_after_a_stop_that_was_interrupted(host: Host, budget: int) -> None:
     """The engine still finishes what it serves."""
