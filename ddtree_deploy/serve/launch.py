@@ -88,7 +88,8 @@ def op_restart(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]
 
     params: ``{"root", "services": names or None for all, "ports": as for a launch, "wait": bool}``. Result and errors
     as ``op_launch``: what cannot start again, for example because its release or model is gone, is told before
-    anything is stopped. One whose files cannot be read is left as it is: its state is ``unknown``.
+    anything is stopped, and one that cannot be stopped does not keep the others. One whose files cannot be read is
+    left as it is: its state is ``unknown``.
     """
     layout = layout_of(params)
     allowed = parse_ports(params.get("ports"), DEFAULT_RANGE)
@@ -108,11 +109,16 @@ def op_restart(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]
         _check_gpus([target.spec for target in targets])
         targets = _with_ports(layout, targets, allowed)
         require_space(layout.services, _SPACE, "the services' files need")
-        for target in targets:
-            stop_service(target.folder, progress)
+        failures: Dict[str, DeployError] = {}
+        for target in targets:  # each is away for its own end only, and no longer where another's does not come
+            try:
+                stop_service(target.folder, progress)
+            except DeployError as error:
+                failures[target.spec.name] = error
+                continue
             if target.spec != target.folder.spec():
                 target.folder.write(target.spec, target.folder.secrets())
-        failures = _start(targets)
+            failures.update(_start([target]))
     result = _wait_for(targets, bool(params.get("wait", True)), progress, failures)
     return {**result, "services": result["services"] + unknown}
 
@@ -144,16 +150,21 @@ def _check_gpus(specs: List[ServiceSpec]) -> None:
 
 
 def _with_ports(layout: Layout, targets: List[_Target], allowed: range) -> List[_Target]:
-    """``targets`` with their own ports, or with others where somebody has taken those since. Raises InputError
-    ``service-running`` for one whose device another service has by now, ``ports-exhausted``."""
+    """``targets`` with their own ports, or with others where somebody has taken those since; none gets what another
+    holds now, so that each can start before the next is stopped. Raises InputError ``service-running`` for one whose
+    device another service has by now, ``ports-exhausted``."""
     names = [target.spec.name for target in targets]
-    running = {folder.name: spec for folder, spec in _launched(layout) if _holds_ports(read_state(folder))}
+    states = [(spec, read_state(folder)) for folder, spec in _launched(layout)]
+    running = {spec.name: spec for spec, state in states if _holds_ports(state)}
+    living = [spec.name for spec, state in states if state and state.state in LIVING]
     others = [spec for name, spec in running.items() if name not in names]
     taken = {port for spec in others for port in _ports(spec)}
-    freed = {port for name, spec in running.items() if name in names for port in _ports(spec)}
+    held = {port for name, spec in running.items() if name in names for port in _ports(spec)}
     chosen: Dict[str, _Target] = {}
-    for target in sorted(targets, key=lambda target: target.spec.name not in running):  # these have their ports now
+    # Who has its ports now comes first, then what may have left something on them.
+    for target in sorted(targets, key=lambda one: (one.spec.name not in living, one.spec.name not in running)):
         spec = target.spec
+        freed = _ports(spec) if spec.name in running else ()
         for other in [*others, *(done.spec for done in chosen.values())]:
             if other.shares_device(spec):
                 raise InputError(
@@ -164,7 +175,7 @@ def _with_ports(layout: Layout, targets: List[_Target], allowed: range) -> List[
                 )
         ports = [port for port in _ports(spec) if port not in taken and (port in freed or is_free(port))]
         if len(ports) < 2:
-            ports = allocate(allowed, taken, 2, ports, freed)
+            ports = allocate(allowed, taken | held.difference(_ports(spec)), 2, ports, freed)
         taken |= set(ports)
         chosen[spec.name] = replace(target, spec=replace(spec, port=ports[0], nccl_port=ports[1]))
     return [chosen[name] for name in names]
@@ -369,4 +380,5 @@ def _launch_failed(failures: Dict[str, DeployError], services: List[Dict[str, An
     rest = f"; ready: {', '.join(ready)}" if ready else ""
     others = f" ({len(failures)} services failed: {', '.join(failures)})" if len(failures) > 1 else ""
     kind = type(first) if all(type(error) is type(first) for error in failures.values()) else StepError
-    return kind(first.id, f"{name}: {first.message}{others}{rest}", where=first.where, hint=first.hint, details=details)
+    told = first.message if first.message.startswith(f"{name}: ") else f"{name}: {first.message}"
+    return kind(first.id, f"{told}{others}{rest}", where=first.where, hint=first.hint, details=details)

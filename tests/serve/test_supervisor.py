@@ -452,6 +452,42 @@ def test_a_restart_beside_a_service_on_the_same_gpu(host: Host, monkeypatch: pyt
         assert caught.value.id == "service-running"
 
 
+def test_a_restart_of_what_cannot_be_stopped_does_not_keep_the_others(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.launch()
+    first = host.state().engine
+    stubborn = dataclasses.replace(host.spec({}), name="gpu1")
+    host.folder("gpu1").write(stubborn, {})
+    seen: list[str] = []
+
+    def stop(folder: ServiceFolder, progress: ProgressSink) -> bool:
+        seen.append(host.state().state)
+        if folder.name == "gpu1":
+            raise StepError("processes-left", "gpu1: processes 1 do not end")
+        return stop_service(folder, progress)
+
+    monkeypatch.setattr(launch, "stop_service", stop)
+    with pytest.raises(StepError) as caught:
+        op_restart({"root": str(host.root), "ports": PORTS}, silent)
+    assert (caught.value.id, caught.value.message) == ("processes-left", "gpu1: processes 1 do not end; ready: cpu")
+    assert seen[1] in ("starting", "ready")  # the first did not wait for the second's end
+    assert host.state().state == "ready" and host.state().engine != first
+    assert not host.folder("gpu1").state_file.exists()
+
+
+def test_a_restart_leaves_a_service_that_runs_its_ports(host: Host) -> None:
+    """It has those that a dead one, which comes first, had before."""
+    (first,) = host.launch()["services"]
+    spec = host.folder().spec()
+    assert spec is not None
+    host.folder("a").write(dataclasses.replace(spec, name="a"), {})
+    write_state(host.folder("a"), ServiceState("ready"))
+    dead, running = op_restart({"root": str(host.root), "ports": PORTS}, silent)["services"]
+    assert (dead["state"], running["state"], running["port"]) == ("ready", "ready", first["port"])
+    assert dead["port"] != first["port"]
+
+
 def test_one_supervisor_that_does_not_start_is_told_with_the_others(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
