@@ -19,8 +19,11 @@ _READ_LIMIT = 1024 * 1024
 _EXCEPTION = re.compile(r"(?:(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit)|Exception)\b(?::|\s*$)")
 # A kernel that was not compiled: the exception tells the command, and the compiler's own line before it why.
 _COMPILING = re.compile(r"ninja exited with|[Nn]inja build failed|Error building extension|CalledProcessError")
-_COMPILER = re.compile(r"(?:\S*sh: (?:line )?(?:\d+: )?.*(?:not found|No such file)|nvcc fatal|.*: (?:fatal )?error: )")
-_ARGPARSE = re.compile(r"[\w.\- ]+: error: ")
+_COMPILER = re.compile(
+    r"(?!collect2: )(?:\S*sh: (?:line )?(?:\d+: )?.*(?:not found|No such file)|nvcc fatal|.*: (?:fatal )?error: "
+    r"|\S*ld: cannot find )"
+)
+PARSER_ERROR = re.compile(r"[\w.\- ]+: error: ")  # of argparse, after its usage: a linker's looks alike
 _FOLLOWS = re.compile(
     r"EOFError|BrokenPipeError|ConnectionResetError|KeyboardInterrupt|SystemExit|asyncio\..*CancelledError"
     r"|RuntimeError: (?:Initialization failed|Rank \d+ scheduler|.*scheduler.* (?:died|is dead))"
@@ -176,7 +179,8 @@ def find_cause(lines: List[str]) -> Optional[str]:
     """
     exceptions = [line.strip() for line in lines if _EXCEPTION.match(line) and "Warning" not in line.split(":", 1)[0]]
     causes = [line for line in exceptions if not _FOLLOWS.match(line)]
-    parser = [line.strip() for line in lines if _ARGPARSE.match(line)]
+    usage = next((number for number, line in enumerate(lines) if line.startswith("usage: ")), len(lines))
+    parser = [line.strip() for line in lines[usage:] if PARSER_ERROR.match(line)]
     memory = [line.strip() for line in lines if _MEMORY.search(line)]
     for candidates in (parser, causes, memory, exceptions):
         if candidates:

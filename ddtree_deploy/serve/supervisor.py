@@ -34,7 +34,7 @@ from ddtree_deploy.serve import readiness
 from ddtree_deploy.serve.command import engine_command
 from ddtree_deploy.serve.environment import service_environment
 from ddtree_deploy.serve.gpus import current_index
-from ddtree_deploy.serve.logs import LogWriter, end_since, find_cause
+from ddtree_deploy.serve.logs import PARSER_ERROR, LogWriter, end_since, find_cause
 from ddtree_deploy.serve.process import (
     MARKER,
     ProcessIdentity,
@@ -363,7 +363,7 @@ class _Prober(threading.Thread):
 
 def _is_refusal(cause: str, lines: List[str]) -> bool:
     """True if the engine ended in checking its arguments, before it loaded anything."""
-    if ": error: " in cause:
+    if PARSER_ERROR.match(cause):
         return True
     return cause.startswith(("ValueError:", "AssertionError:")) and any("server_args.py" in line for line in lines)
 

@@ -232,6 +232,14 @@ def test_a_cursor_that_is_too_old_starts_with_what_is_there(tmp_path: Path) -> N
             "subprocess.CalledProcessError: Command '['/usr/bin/gcc', ...]' returned non-zero exit status 1.: "
             "/tmp/tmp1/cuda_utils.c:7:10: fatal error: Python.h: No such file or directory",
         ),
+        (
+            [
+                "/usr/bin/ld: cannot find -lcudart",
+                "collect2: error: ld returned 1 exit status",
+                "RuntimeError: ninja exited with status 1",
+            ],
+            "RuntimeError: ninja exited with status 1: /usr/bin/ld: cannot find -lcudart",
+        ),
         (["x.c:1:2: error: odd", "ValueError: not about that"], "ValueError: not about that"),
     ],
 )

@@ -134,6 +134,20 @@ def test_other_deaths_are_failed_steps(host: Host) -> None:
     assert caught.value.exit_code == 5
 
 
+@pytest.mark.parametrize(
+    ("lines", "refused"),
+    [
+        (["usage: x [-h]", "launch_server.py: error: unrecognized arguments: --x"], True),
+        (["cuda.cu(5): error: identifier is undefined", "RuntimeError: ninja exited with status 1"], False),
+        (["collect2: error: ld returned 1 exit status", "RuntimeError: ninja exited with status 1"], False),
+    ],
+)
+def test_a_kernel_that_does_not_compile_is_no_bad_setting(host: Host, lines: list[str], refused: bool) -> None:
+    with pytest.raises(InputError if refused else StepError) as caught:
+        host.launch(environment={"STAND_IN_DIE": "\n".join(lines)})
+    assert caught.value.id == ("engine-refused" if refused else "engine-died")
+
+
 def test_the_deadline_stops_everything(host: Host) -> None:
     with pytest.raises(StepError) as caught:
         host.launch(environment={"STAND_IN_DELAY": "600"}, launch_timeout=1.0)
