@@ -10,7 +10,7 @@ from typing import List, Optional
 from packaging.utils import canonicalize_name
 
 from ddtree_deploy.errors import InputError
-from ddtree_deploy.release.distributions import configured_python, editable_project
+from ddtree_deploy.release.distributions import editable_project, python_of
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def site_packages_of(path: Path) -> Path:
         return path
     found = sorted(path.glob("lib/python3*/site-packages"))
     if len(found) > 1:  # an upgrade of Python left one
-        found = [site for site in found if site.parent.name == f"python{configured_python(str(path))}"] or found
+        found = [site for site in found if site.parent.name == f"python{python_of(str(path))}"] or found
     if len(found) == 1:
         return found[0]
     what = "no site-packages folder" if not found else "more than one site-packages folder"

@@ -40,8 +40,8 @@ class Distribution:
 
 
 def find_site(venv: str, id: str = "not-a-venv") -> str:
-    """site-packages relative to ``venv``: of several, such as an upgrade of Python leaves, that of the Python which
-    pyvenv.cfg names. Raises InputError with ``id``."""
+    """site-packages relative to ``venv``: of several, such as an upgrade of Python leaves, that of the venv's
+    Python. Raises InputError with ``id``."""
     lib = os.path.join(venv, "lib")
     names = sorted(os.listdir(lib)) if os.path.isdir(lib) else []
     found = [
@@ -50,7 +50,7 @@ def find_site(venv: str, id: str = "not-a-venv") -> str:
         if re.match(r"(python|pypy)\d", name) and os.path.isdir(os.path.join(lib, name, "site-packages"))
     ]
     if len(found) > 1:
-        found = [site for site in found if site.split("/")[1] == f"python{configured_python(venv)}"] or found
+        found = [site for site in found if site.split("/")[1] == f"python{python_of(venv)}"] or found
     if len(found) == 1:
         return found[0]
     raise InputError(
@@ -61,8 +61,17 @@ def find_site(venv: str, id: str = "not-a-venv") -> str:
     )
 
 
-def configured_python(venv: str) -> Optional[str]:
-    """``3.11`` of a venv's pyvenv.cfg (``version`` of venv, ``version_info`` of uv and virtualenv), or None."""
+def python_of(venv: str) -> Optional[str]:
+    """``3.11``: of the interpreter that bin/python leads to, where its name says it, else of pyvenv.cfg (``version`` of
+    venv, ``version_info`` of uv and virtualenv), which stays as it was when the system's Python is upgraded; or None.
+    """
+    for name in ("python", "python3"):
+        python = os.path.join(venv, "bin", name)
+        if os.path.exists(python):
+            match = re.fullmatch(r"python(\d+\.\d+)", os.path.basename(os.path.realpath(python)))
+            if match:
+                return match.group(1)
+            break
     try:
         with open(os.path.join(venv, "pyvenv.cfg"), encoding="utf-8", errors="replace") as stream:
             match = re.search(r"^version(?:_info)?\s*=\s*(\d+\.\d+)", stream.read(), re.M)

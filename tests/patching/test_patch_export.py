@@ -10,6 +10,7 @@ from ddtree_deploy.patching import engine
 from ddtree_deploy.patching.commands import apply_path, check_path, export_path, reverse_path
 from ddtree_deploy.patching.export import export
 from ddtree_deploy.patching.series import load_patch_set
+from ddtree_deploy.release.distributions import find_site
 
 
 def package_files(site):
@@ -264,6 +265,23 @@ def test_of_two_site_packages_folders_that_of_the_venv_s_python_is_taken(patch_f
     assert refused.value.id == "no-venv"
     (tmp_path / "venv/pyvenv.cfg").write_text("home = /usr/bin\nversion_info = 3.11.2.final.0\n")
     assert check_path(tmp_path / "venv", name).site_packages == str(site)
+
+
+def test_of_two_site_packages_folders_pyvenv_cfg_may_name_the_one_that_is_no_longer_used(patch_folder, tmp_path):
+    """The system's Python was upgraded below the venv: its bin/python is another one, its pyvenv.cfg the old one."""
+    venv = tmp_path / "venv"
+    site = install(venv / "lib/python3.11/site-packages", RELEASED)
+    (venv / "lib/python3.10/site-packages").mkdir(parents=True)
+    (venv / "pyvenv.cfg").write_text("home = /usr/bin\nversion = 3.10.2\n")
+    (venv / "bin").mkdir()
+    (tmp_path / "python3.11").touch(0o755)
+    (tmp_path / "python3").symlink_to("python3.11")
+    (venv / "bin/python").symlink_to(tmp_path / "python3")
+    assert check_path(venv, str(patch_folder)).site_packages == str(site)
+    assert find_site(str(venv)) == "lib/python3.11/site-packages"
+    (venv / "bin/python").unlink()
+    (venv / "bin/python").touch(0o755)  # a copy, whose name says nothing
+    assert find_site(str(venv)) == "lib/python3.10/site-packages"
 
 
 def test_commands_name_what_exists(tmp_path):
