@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import lzma
 import struct
 import zipfile
 import zlib
@@ -14,8 +13,13 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from ddtree_deploy.errors import InputError
 
+try:
+    from lzma import LZMAError
+except ImportError:  # a Python that was built without it; zipfile then raises RuntimeError
+    from zipfile import BadZipFile as LZMAError  # type: ignore[assignment]
+
 # What zipfile raises of a damaged, encrypted or exotic archive.
-_DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError, struct.error)
+_DAMAGED = (zipfile.BadZipFile, zlib.error, LZMAError, EOFError, RuntimeError, ValueError, struct.error)
 
 
 class Wheel:

@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -230,6 +232,11 @@ def test_a_member_that_cannot_be_unpacked(edited, tmp_path, damage):
     with pytest.raises(InputError) as refused:
         export(path, edited, tmp_path / "out")
     assert refused.value.id == "bad-wheel"
+
+
+def test_a_python_that_was_built_without_lzma_reads_wheels():
+    code = "import sys; sys.modules['_lzma'] = None; import ddtree_deploy.patching.commands"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_commands_take_a_venv_or_site_packages(patch_folder, wheel, tmp_path):
