@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Dict, List
 from ddtree_deploy.agent.protocol import ProgressSink
 from ddtree_deploy.errors import StepError
 from ddtree_deploy.release.layout import Layout
-from ddtree_deploy.release.space import require_space
+from ddtree_deploy.release.space import is_full, require_space
 
 CHUNK = 1 << 20
 STALE = 24 * 3600.0  # seconds after which a half-written blob belongs to nobody
@@ -86,7 +86,7 @@ def put(params: Dict[str, Any], stream: BinaryIO) -> Dict[str, Any]:
 def write_error(error: OSError, root: str) -> StepError:
     """What an OSError while writing under ``root`` means to the user."""
     place = str(error.filename or root)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_full(error):
         return StepError("no-space", f"no space left while writing {place}", where=place, hint="free space, or prune")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         hint = f"make {root} writable for the user that connects, or choose another root"

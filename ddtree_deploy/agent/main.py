@@ -25,6 +25,7 @@ from typing import Any, BinaryIO, Dict, List, NoReturn, Optional
 from ddtree_deploy.agent import blobs, operations
 from ddtree_deploy.agent.protocol import HEARTBEAT, Progress, ProgressSink, Writer
 from ddtree_deploy.errors import DeployError, ExitCode, InputError, StepError
+from ddtree_deploy.release.space import is_full
 
 GRACE = 60.0  # removing a half-built release of 60,000 files takes a while on a busy disk
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -202,7 +203,7 @@ def _refusal(error: BaseException) -> Optional[DeployError]:
         if error.errno == errno.EROFS:
             hint = "the file system is mounted read-only, as the kernel does after an error of the disk: look at dmesg"
         return StepError("permission-denied", f"user {user_name()} may not do this: {what}", where=place, hint=hint)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_full(error):
         hint = "free some space: `ddtree-deploy prune HOST --keep 1` removes old releases"
         return StepError("no-space", f"the disk is full: {what}", where=place, hint=hint)
     if error.errno == errno.ENAMETOOLONG:

@@ -17,6 +17,7 @@ from typing import Dict, List, Tuple
 from ddtree_deploy.agent.protocol import Progress, ProgressSink
 from ddtree_deploy.errors import DriftError, StepError
 from ddtree_deploy.release.files import remove_file, shown, take_owner
+from ddtree_deploy.release.space import is_full
 
 METHODS = ("reflink", "hardlink", "copy")
 _FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
@@ -172,7 +173,7 @@ def finish_folders(target: str, folders: List[Tuple[str, os.stat_result]]) -> No
 
 def clone_error(error: OSError, source: str, target: str, missing: int) -> StepError:
     """The StepError for an OSError met while files were placed; ``missing``: bytes still to come, as far as known."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_full(error):
         return _no_space(error, source, target, max(missing, 0))
     name = shown(error.filename) if error.filename else source
     if error.errno in (errno.EACCES, errno.EPERM):
