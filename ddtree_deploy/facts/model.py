@@ -143,6 +143,10 @@ class ServiceInfo:
     started: Optional[str] = None
     detail: Optional[str] = None
 
+    def stays_elsewhere(self, release: str) -> bool:
+        """Whether it runs from another release than ``release``, and goes on with it once that is current."""
+        return self.state in ("starting", "ready") and self.release not in (None, release)
+
 
 @dataclass(frozen=True)
 class HostFacts:

@@ -119,8 +119,7 @@ def _root(facts: HostFacts, settings: PlanSettings) -> list[Problem]:
 
 def services_that_stay(inputs: PlanInputs, release_id: str) -> list[Problem]:
     """A note on services that go on with another release than ``release_id`` once it is current."""
-    running = [service for service in inputs.facts.services if service.state in ("starting", "ready")]
-    names = [service.name for service in running if service.release not in (None, release_id)]
+    names = [service.name for service in inputs.facts.services if service.stays_elsewhere(release_id)]
     if not names or all(step.step != "activate" for step in inputs.playbook.steps):
         return []
     stay = "runs" if len(names) == 1 else "run"

@@ -193,9 +193,8 @@ def op_rollback(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any
 
     root, to = str(params["root"]), params.get("to")
     result = rollback(root, str(to) if to is not None else None)
-    running = [service for service in list_services(open_layout(root).root) if service.state in ("starting", "ready")]
-    staying = [service.name for service in running if service.release not in (None, result["release"])]
-    return {**result, "staying": staying}
+    services = list_services(open_layout(root).root)
+    return {**result, "staying": [each.name for each in services if each.stays_elsewhere(result["release"])]}
 
 
 def op_prune(params: Dict[str, Any], progress: ProgressSink) -> Dict[str, Any]:
