@@ -169,10 +169,9 @@ class Server(Client):
         body = {"input_ids": [5], "sampling_params": {"max_new_tokens": 2}}
         while time.monotonic() < deadline:
             if not self.alive():
-                log = self.tail(100_000)
-                why = find_cause(log.splitlines())
+                why = find_cause(self.tail(100_000).splitlines())
                 how = f"ended with status {self.process.returncode} while it started" + (f": {why}" if why else "")
-                raise EngineFailed(f"the engine {how}", log[-4000:])
+                raise EngineFailed(f"the engine {how}", self.tail())
             with contextlib.suppress(OSError):
                 if self.try_asking("/generate", body, 120.0)[0] == 200:
                     return time.monotonic() - self.began
